@@ -236,13 +236,14 @@ typedef struct mha_layer_desc {
     int64_t t5_max_distance;  /* 0: 128 */
     int64_t rotary_dim;       /* number of rotated elements; even, 0: D */
     float rope_base;          /* 0: that of the transformer */
-    float rope_factor;        /* 0: 1; at least 1e-6 with LLAMA3 or YARN */
+    float rope_factor;        /* 0: 1; at least 1e-6 with LLAMA3 or YARN, 1 with LONG */
     mha_rope_scaling rope_scaling;
     float rope_low, rope_high; /* with LLAMA3 and YARN; 0: 1, and 4 with LLAMA3 or 32 with YARN */
     float rope_amplitude;      /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1. LONG; 0: 1 */
     int64_t rope_original_length; /* context length in training; required except with LINEAR */
-    /* For a gated delta net or state space; a short convolution uses only mixer and conv_kernel. All other fields
-     * except experts are then 0. The sizes are required */
+    /* For a gated delta net or state space; a short convolution uses only mixer and conv_kernel.
+     * All other fields except experts, and all flags except MHA_LAYER_NO_FEED_FORWARD, are then 0.
+     * The sizes are required */
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
@@ -321,8 +322,8 @@ typedef struct mha_transformer mha_transformer;
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it (the context need not). Rotary positions take tables of max_length D floats,
- *          sinusoidal positions of max_length E; activations and decoders touch only the rows that
- *          they need.
+ *          or twice that with MHA_ROPE_SCALING_LONG, sinusoidal positions of max_length E;
+ *          activations and decoders touch only the rows that they need.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_SIZE, MHA_ERR_UNSUPPORTED,
  *          MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1

@@ -111,10 +111,10 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
     if (memcmp(&sizes, l, sizeof sizes) != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim, "
-                        "value_dim, %s; leave the other fields 0",
+                        "value_dim, %s, experts and MHA_LAYER_NO_FEED_FORWARD; leave the other "
+                        "fields 0",
                         mha_layer_difference(l),
-                        space ? "step_least and step_most"
-                              : "strength_scale and head_norm_epsilon");
+                        space ? "step_least, step_most" : "strength_scale, head_norm_epsilon");
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -162,8 +162,9 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
     if (memcmp(&sizes, l, sizeof sizes) != 0 || heads != 0)
         return mha_fail(
             MHA_ERR_ARGUMENT,
-            "mha_layer_desc: a short convolution has mixer and conv_kernel alone; leave "
-            "the other fields 0, and its number in layer_heads, which is %lld",
+            "mha_layer_desc: a short convolution has mixer, conv_kernel, experts and "
+            "MHA_LAYER_NO_FEED_FORWARD; leave the other fields 0, and its number in layer_heads, "
+            "which is %lld",
             (long long)heads);
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
