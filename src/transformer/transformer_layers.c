@@ -437,9 +437,9 @@ static mha_status grow(mha_context *context, const mha_transformer *t, mhai_enco
         MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
     } else {
         MHA_TRY(mhai_transformer_turns(context, e, false, begin, count - begin, first));
-        first += t->desc.max_length * width;
         if (t->pairs > 0)
-            MHA_TRY(mhai_transformer_turns(context, e, true, begin, count - begin, first));
+            MHA_TRY(mhai_transformer_turns(context, e, true, begin, count - begin,
+                                           first + t->desc.max_length * width));
     }
     e->rows = count;
     return MHA_OK;
