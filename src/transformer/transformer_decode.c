@@ -122,16 +122,12 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
                              MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING));
     MHA_TRY(
         mhai_check_reserved("mha_decoder_desc", own->reserved2 ? own->reserved2 : own->reserved3));
-    const struct {
-        const char *name;
-        int64_t value;
-    } sizes[] = {{"mha_decoder_desc: page_size", own->page_size},
-                 {"mha_decoder_desc: pages", own->pages},
-                 {"mha_decoder_desc: window", own->window},
-                 {"mha_decoder_desc: sink_keys", own->sink_keys},
-                 {"mha_decoder_desc: memory_capacity", own->memory_capacity}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        MHA_TRY(mhai_check_range(sizes[i].name, sizes[i].value, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: page_size", own->page_size, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: pages", own->pages, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: window", own->window, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: sink_keys", own->sink_keys, 0, INT64_MAX));
+    MHA_TRY(
+        mhai_check_range("mha_decoder_desc: memory_capacity", own->memory_capacity, 0, INT64_MAX));
     if (own->sink_keys > 0 && own->window == 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_decoder_desc: sink_keys is %lld, but there is no window to be exempt "
