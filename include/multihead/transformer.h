@@ -342,7 +342,7 @@ typedef struct mha_transformer_source {
     uint32_t flags;
     /* Read columns column .. column + columns - 1 of rows row .. row + rows - 1 of parameter number
      * `parameter` into `to` [rows,columns], contiguous. A vector has one column. Several
-     * threads call it at once, with ranges inside the parameter. Every call for the same range must
+     * threads call it concurrently. Ranges lie inside the parameter. Calls with the same range must
      * return the same numbers. It cannot fail: do all checks earlier */
     void (*read)(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
