@@ -87,6 +87,9 @@ typedef enum mha_feed_forward {
 #define MHA_FEED_FORWARD_NAMES \
     "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped"
 
+/** Whether a feed-forward layer has W_gate. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_feed_forward_gated(mha_feed_forward kind);
+
 /* mha_transformer_desc.flags */
 enum {
     MHA_TRANSFORMER_CAUSAL = 1 << 0,         /* a token sees itself and earlier ones */

@@ -40,7 +40,7 @@ mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x
     if (x->flags & MHA_EXPERTS_BIAS && (x->shared_dim || x->flags & MHA_EXPERTS_SHARED_GATE))
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_experts_desc: experts with MHA_EXPERTS_BIAS have no shared expert");
-    if (d->ff_dim > 0 && mhai_feeds_gated(d->feed_forward) &&
+    if (d->ff_dim > 0 && mha_feed_forward_gated(d->feed_forward) &&
         !(d->flags & (MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_FF_BIAS)))
         return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED, "mha_experts_desc: experts need a gated feed_forward "

@@ -487,15 +487,9 @@ MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_
                                                 const mha_transformer_input *given,
                                                 mha_transformer_input *input);
 
-static inline bool mhai_feeds_gated(mha_feed_forward kind)
-{
-    return kind == MHA_FEED_FORWARD_SWIGLU || kind == MHA_FEED_FORWARD_GEGLU ||
-           kind == MHA_FEED_FORWARD_GEGLU_TANH || kind == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
-}
-
 static inline bool mhai_transformer_gated(const mha_transformer *t)
 {
-    return mhai_feeds_gated(t->desc.feed_forward);
+    return mha_feed_forward_gated(t->desc.feed_forward);
 }
 
 /* Activations of feed-forward layers; SwiGLU is separate. */
