@@ -131,10 +131,7 @@ static double numbers_described(const mha_transformer_desc *d)
     if (d->flags & MHA_TRANSFORMER_CROSS)
         layer += 2 * E * (double)d->num_heads * D + 2 * memory * kv * D;
     layers += experts_described(d);
-    const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
-                       d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
-                       d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH ||
-                       d->feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
+    const bool gated = mha_feed_forward_gated(d->feed_forward);
     for (int64_t i = 0; i < d->num_layers; i++)
         if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
