@@ -44,6 +44,8 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
         return (fusion){1, {d->embed_dim, d->embed_dim, d->embed_dim, 0}};
     if (d->layers && d->layers[p->layer].mixer)
         return fusion_of_recurrent(&d->layers[p->layer], heads, kv_heads, p, form);
+    if (d->layers && d->layers[p->layer].latent_dim > 0)
+        return (fusion){heads, {D - d->layers[p->layer].shared_dim, d->layers[p->layer].value_dim}};
     if (form == MHAI_FUSED_GATE) return (fusion){heads, {D, D, 0, 0}};
     if (form == MHAI_FUSED_HEADS) return (fusion){heads, {D, D, D, 0}};
     return (fusion){1, {heads * D, kv_heads * D, kv_heads * D, 0}};
@@ -158,6 +160,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .transposed = p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED),
         .columns = p->ndim == 2 ? p->shape[1] : 1,
         .head_dim = d->head_dim};
+    if (form == MHAI_LAST_FIRST) stored->last = d->layers[p->layer].shared_dim;
     if (is_fused(form)) find_part(d, p, row, stored, &total);
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
@@ -191,6 +194,7 @@ static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
     case MHAI_FUSED_GROUPS:
     case MHAI_EXPERT_MIXED:
     case MHAI_EXPERT_MXFP4: return i / p->block * p->step + p->first + i % p->block;
+    case MHAI_LAST_FIRST: return i - i % D + (i % D + D - p->last) % D;
     case MHAI_PAIRED_ROWS: return i - i % D + i % D % (D / 2) * 2 + i % D / (D / 2);
     default: return p->first + i;
     }
@@ -215,7 +219,8 @@ static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t row
 
 static bool in_order(const mhai_stored_parameter *p)
 {
-    return p->form != MHAI_PAIRED_ROWS && p->form < MHAI_EXPERT_MIXED &&
+    return p->form != MHAI_PAIRED_ROWS && p->form != MHAI_LAST_FIRST &&
+           p->form < MHAI_EXPERT_MIXED &&
            (p->form < MHAI_FUSED_HEADS || p->form > MHAI_FUSED_GROUPS);
 }
 
