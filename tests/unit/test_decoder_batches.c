@@ -320,9 +320,8 @@ static int64_t run_windowed(program *p, bool discards)
 
 /* A decoder with a window is bit-identical to a transformer whose layers have the window. A decoder
  * that keeps only visible positions is bit-identical to one that keeps all positions. */
-static void windows(void **state)
+static void windows(void)
 {
-    (void)state;
     int64_t refused = 0, smaller = 0;
     for (uint64_t round = 0; round < 40; round++) {
         static program p;

@@ -372,9 +372,8 @@ static void threads_and_padding_change_no_bit(void)
 }
 
 /* A tiny model learns to repeat its own token: its loss falls to less than a tenth. */
-static void learns(void **state)
+static void learns(void)
 {
-    (void)state;
     machines all = machines_make(2);
     mha_context *context = all.each[all.count > 2 ? 2 : 0].context;
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
