@@ -1624,9 +1624,8 @@ static void failed_allocations_are_reported(void)
 }
 
 /* Matrices that write to the stream are divided by the root of the number of parts that do. */
-static void initial_deviations_count_parts(void **state)
+static void initial_deviations_count_parts(void)
 {
-    (void)state;
     float first[2];
     for (int i = 0; i < 2; i++) {
         mha_layer_desc layers[3];
