@@ -19,6 +19,8 @@ static mha_status read_deepseek_v2(const mhai_config *config, mhai_family_plan *
     MHA_TRY(mhai_config_choice(config, "topk_method", methods[0], methods, 2, &method));
     if (method == 1) kind.groups = "n_group", kind.groups_used = "topk_group";
     MHA_TRY(mhai_read_latent(config, 0, plan));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) /* transformers ignores rope_interleave */
+        plan->layers[i].flags |= MHA_LAYER_ROPE_INTERLEAVED;
     return mhai_read_experts(config, &kind, plan);
 }
 

@@ -1,4 +1,5 @@
 /* DeepSeek-V3 and R1, and GLM-4.7-Flash: latent attention, and experts whose scores are sigmoids. */
+#include "io/file.h"
 #include "model/arch/family.h"
 
 static const mhai_weight_name names[] = {MHAI_DEEPSEEK_NAMES, MHAI_NAME(NULL, NULL)};
@@ -9,7 +10,6 @@ static const mhai_experts_kind v3_experts = {.count = "n_routed_experts",
                                              .groups = "n_group",
                                              .groups_used = "topk_group",
                                              .normalises = "norm_topk_prob",
-                                             .usual = true,
                                              .sum_epsilon = 1e-20F,
                                              .scale = "routed_scaling_factor",
                                              .first = "first_k_dense_replace",
@@ -17,11 +17,22 @@ static const mhai_experts_kind v3_experts = {.count = "n_routed_experts",
                                              .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_SCORE_BIAS |
                                                       MHA_EXPERTS_GROUP_PAIRS};
 
+/* transformers' defaults are those of one published model. */
+static mha_status read_common(const mhai_config *config, mhai_family_plan *plan)
+{
+    static const char *const keys[] = {"n_group", "topk_group", "norm_topk_prob",
+                                       "routed_scaling_factor"};
+    int64_t unused;
+    for (int i = 0; i < 4; i++)
+        if (mhai_config_absent(config, keys[i]))
+            return mhai_config_fail(MHA_ERR_MODEL, config, keys[i], "is missing");
+    MHA_TRY(mhai_config_optional(config, "moe_layer_freq", 1, 1, 1, &unused));
+    return mhai_read_latent(config, 0, plan);
+}
+
 static mha_status read_deepseek_v3(const mhai_config *config, mhai_family_plan *plan)
 {
-    int64_t unused;
-    MHA_TRY(mhai_config_optional(config, "moe_layer_freq", 1, 1, 1, &unused));
-    MHA_TRY(mhai_read_latent(config, 0, plan));
+    MHA_TRY(read_common(config, plan));
     return mhai_read_experts(config, &v3_experts, plan);
 }
 
@@ -32,7 +43,7 @@ static mha_status read_glm4_moe_lite(const mhai_config *config, mhai_family_plan
     kind.first = NULL;
     kind.usual_first = 1;
     kind.types = "mlp_layer_types";
-    MHA_TRY(mhai_read_latent(config, 0, plan));
+    MHA_TRY(read_common(config, plan));
     width = plan->layers[0].shared_dim; /* another name of qk_rope_head_dim */
     MHA_TRY(mhai_config_optional(config, "head_dim", width, width, width, &width));
     return mhai_read_experts(config, &kind, plan);

@@ -57,7 +57,9 @@ mha_status mhai_read_latent(const mhai_config *config, int64_t value_dim, mhai_f
     MHA_TRY(mhai_config_optional(config, "q_lora_rank", 1, most, 0, &l.query_latent_dim));
     MHA_TRY(mhai_config_optional(config, "num_key_value_heads", d->num_heads, d->num_heads,
                                  d->num_heads, &heads));
-    MHA_TRY(mhai_config_bool(config, "rope_interleave", true, &interleaved));
+    /* transformers treats null as false */
+    MHA_TRY(mhai_config_bool(config, "rope_interleave",
+                             !json_object_get(config->root, "rope_interleave"), &interleaved));
     MHA_TRY(read_biases(config, &l, plan));
     l.latent_dim = n[0];
     l.shared_dim = n[2];
