@@ -22,7 +22,6 @@ const char *mha_layer_forward_only(const mha_layer_desc *layer)
 {
     if (!layer) return NULL;
     if (layer->experts.count > 0) return "has routed experts";
-    if (layer->latent_dim > 0) return "has latent attention";
     if (layer->flags & MHA_LAYER_QK_NORM && layer->qk_norm == MHA_QK_NORM_L2)
         return "has an L2 norm of queries and keys";
     return NULL;

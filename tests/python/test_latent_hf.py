@@ -1,15 +1,18 @@
 """Models with latent attention compared with transformers in float64: logits, maps, steps, greedy tokens,
 removed heads, and rejected models. The models are random."""
+import importlib
 import json
 
 import numpy as np
 import pytest
 import torch
 
+import checkpoint_ctypes as ck
 import multihead
 from shared import rounds_like
 from test_experts_hf import make_net, save
-from test_hybrid_hf import SIZES as HYBRID, TEXT, in_double, run
+from test_hybrid_hf import SIZES as HYBRID, TEXT, Double, in_double, run
+from test_hybrid_training import gradients_of_whole
 
 SIZES = {name: size for name, size in HYBRID.items() if "head" not in name and "linear" not in name}
 LATENT = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": 28,
@@ -149,6 +152,46 @@ def test_the_program_shows_heads_and_refuses_the_rest(made, tmp_path):
         assert done.returncode and "layer 0 has latent attention" in done.stderr, done.stderr
     for command in "count", "explain":
         assert "'kv_lora_rank' describes latent attention" in run(command, model.path).stderr
+
+
+RENAMED = (("model.", ""), ("input_layernorm", "self_attn_norm"), ("post_attention_layernorm", "mlp_norm"),
+           ("kv_a_proj_with_mqa", "kv_a_proj"), ("q_a_layernorm", "q_a_norm"), ("kv_a_layernorm", "kv_a_norm"))
+
+
+def as_ours(net, name, x):
+    """{our names: parts} of a parameter of transformers, or of its gradient."""
+    for theirs, ours in RENAMED:
+        name = name.replace(theirs, ours)
+    own, part = net.config, net.config.qk_rope_head_dim
+    if name.endswith(("q_proj.weight", "q_b_proj.weight")):  # what rotates comes first
+        return {name: x.reshape(own.num_attention_heads, own.qk_head_dim, -1).roll(part, 1).flatten(0, 1)}
+    if not name.endswith("kv_b_proj.weight"):
+        return {name: x}
+    parts = x.reshape(own.num_attention_heads, -1, x.shape[-1]).split([own.qk_nope_head_dim, own.v_head_dim], 1)
+    return {name.replace("kv_b", both): half.flatten(0, 1) for both, half in zip(("k_b", "v_b"), parts)}
+
+
+@pytest.mark.parametrize("made", [kind for kind in KINDS if kind.startswith(("minicpm3", "youtu"))], indirect=True)
+def test_gradients_are_those_of_autograd(made, monkeypatch):
+    """The error of all gradients is at most twice that of torch in float32."""
+    net, model = made
+    ids, targets = torch.randint(0, 97, (2, 2, 70))
+    trained = ck.Transformer(model.path)
+    ours = trained.parameters(trained(ids.numpy(), targets.numpy()))
+    rounded = gradients_of_whole(net, ids, targets)
+    module = importlib.import_module(type(net).__module__)
+    monkeypatch.setattr(module, "torch", Double())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    exact, sums = gradients_of_whole(net.double(), ids, targets), np.zeros(2)
+    net.float()
+    for name, wanted in exact.items():
+        theirs = as_ours(net, name, torch.tensor(rounded[name]))
+        for part, right in as_ours(net, name, torch.tensor(wanted)).items():
+            errors = [np.linalg.norm(np.asarray(x).reshape(-1) - right.numpy().reshape(-1))
+                      for x in (ours.pop(part), theirs[part])]
+            assert errors[0] <= 10 * errors[1] + 1e-4 * np.linalg.norm(right), part
+            sums += np.square(errors)
+    assert not ours and sums[0] <= 4 * sums[1]
 
 
 REFUSED = {

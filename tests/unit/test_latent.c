@@ -272,6 +272,52 @@ static void steps_forks_and_rollbacks_change_no_bit(void)
     mha_transformer_destroy(t);
 }
 
+/* Slopes of a loss, sum of the logits times fixed numbers, in the parameters of latent attention. */
+static void gradients_are_slopes_for_any_threads(void)
+{
+    enum { ROOM = 1 << 14 };
+    static float logits[B * T * V], part[B * T * V], gradient[2][ROOM];
+    static int32_t ids[B * T];
+    mha_context *contexts[] = {context_with(1), context_with(3)};
+    mha_transformer *t = make(contexts[0]);
+    const mha_tensor tokens = draw(ids), all = floats(logits, T, V), dlogits = floats(part, T, V);
+    rng r = rng_make(8, 0);
+    assert_true(mha_transformer_size(t) <= ROOM);
+    for (int i = 0; i < B * T * V; i++) part[i] = rng_normal(&r);
+    for (int k = 0; k < 2; k++) {
+        mha_activations *a = NULL;
+        mha_transformer_input input = MHA_INIT(mha_transformer_input);
+        mha_transformer_gradients into = MHA_INIT(mha_transformer_gradients);
+        input.tokens = &tokens;
+        into.parameters = gradient[k];
+        expect_ok(mha_activations_create(contexts[k], t, B * T, 0, &a));
+        expect_ok(mha_transformer_forward(contexts[k], t, &input, a, &all, NULL, NULL));
+        expect_ok(mha_transformer_backward(contexts[k], t, &input, a, &dlogits, &into));
+        mha_activations_destroy(a);
+    }
+    assert_memory_equal(gradient[0], gradient[1], sizeof gradient[0]);
+    for (int64_t i = 0; i < mha_transformer_parameters(t); i++) {
+        mha_parameter p;
+        double loss[2] = {0, 0};
+        const float step = 1.0f / 256;
+        expect_ok(mha_transformer_parameter(t, i, &p));
+        if (!strstr(p.name, "self_attn.")) continue;
+        float *at = mha_transformer_data(t) + p.offset + p.count / 2, before = *at;
+        for (int k = 0; k < 2; k++) {
+            *at = before + (k ? step : -step);
+            expect_ok(mha_transformer_update(contexts[0], t));
+            forward(contexts[0], t, &tokens, logits);
+            for (int j = 0; j < B * T * V; j++) loss[k] += (double)logits[j] * (double)part[j];
+        }
+        *at = before;
+        const double slope = (loss[1] - loss[0]) / (2.0 * (double)step);
+        const double given = (double)gradient[0][p.offset + p.count / 2];
+        /* the third derivative adds a few per cent; a wrong term, much more */
+        assert_true(fabs(slope - given) < 0.05 * (1 + fabs(given)));
+    }
+    mha_transformer_destroy(t);
+}
+
 static void caches_have_the_widths_of_heads(void)
 {
     mha_context *context = context_with(1);
@@ -337,5 +383,5 @@ static void what_is_not_supported_is_refused(void)
 }
 
 RUN_TESTS(TEST(heads_are_plain_loops), TEST(steps_forks_and_rollbacks_change_no_bit),
-          TEST(caches_have_the_widths_of_heads), TEST(descriptions_are_checked),
-          TEST(what_is_not_supported_is_refused))
+          TEST(caches_have_the_widths_of_heads), TEST(gradients_are_slopes_for_any_threads),
+          TEST(descriptions_are_checked), TEST(what_is_not_supported_is_refused))
