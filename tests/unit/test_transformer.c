@@ -124,6 +124,8 @@ static void make_batch(example *e, rng *r)
     const mha_transformer_desc *d = &e->desc;
     e->B = rng_between(r, 1, 4);
     e->T = rng_between(r, 1, 12);
+    if (d->rope_factors && rng_chance(r, 0.5))
+        e->T = rng_between(r, LAYERS_BORDER, LAYERS_BORDER + 1);
     e->S = d->flags & MHA_TRANSFORMER_CROSS ? rng_between(r, 1, 9) : 0;
     for (int64_t b = 0; b < e->B; b++) {
         e->lengths[b] = rng_between(r, 1, e->T);
