@@ -185,7 +185,7 @@ static mha_status check_target(const mha_transformer *t, const mha_activations *
                         "of %lld",
                         (long long)target->position, (long long)target->batch, (long long)a->B,
                         (long long)a->T);
-    if (mha_transformer_norms_follow(d) && !(d->flags & MHA_TRANSFORMER_POST_NORM))
+    if (mhai_transformer_norms_branches(d))
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
             "logit attribution does not support branch norms (MHA_TRANSFORMER_BRANCH_NORM)");

@@ -897,9 +897,8 @@ static double *full_ov(const example *e, int64_t l, int64_t h, double *size)
     return out;
 }
 
-static void composition(void **state)
+static void composition(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(20, 200); i++) {
         rng r = rng_make(rng_run_seed(), 2700 + (uint64_t)i);

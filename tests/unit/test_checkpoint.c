@@ -814,6 +814,10 @@ static void foreign_layers(void)
     with_config(experts,
                 "\"experts\": {\"count\": 65536, \"used\": 2, \"ff_dim\": 9, \"shared_dim\": 0}",
                 MHA_ERR_MODEL, "describes at least");
+    with_config(experts,
+                "\"experts\": {\"count\": 3, \"used\": 2, \"ff_dim\": 2, \"shared_dim\": 0, "
+                "\"sum_epsilom\": 1}",
+                MHA_ERR_UNSUPPORTED, "layers[1]: 'sum_epsilom' is not known");
     with_config("\"t5_buckets\": 6", "\"conv_kernel\": 65", MHA_ERR_MODEL, "'conv_kernel' is 65");
     with_config("\"t5_buckets\": 6",
                 "\"mixer\": \"gated_delta\", \"conv_kernel\": 4, \"key_dim\": 1048576, "

@@ -61,9 +61,8 @@ static void join(const int32_t *tokens, int64_t count, char *text)
     }
 }
 
-static void a_generation_is_the_whole_sequence_again(void **state)
+static void a_generation_is_the_whole_sequence_again(void)
 {
-    (void)state;
     mha_model *model = word_model(POSITIONS);
     for (int sampled = 0; sampled < 2; sampled++) {
         const mha_sampling how = {
@@ -109,9 +108,8 @@ static void a_generation_is_the_whole_sequence_again(void **state)
     mha_model_destroy(model);
 }
 
-static void a_generation_stops(void **state)
+static void a_generation_stops(void)
 {
-    (void)state;
     mha_model *model = word_model(POSITIONS);
     int32_t made[POSITIONS];
     int64_t count;
