@@ -129,14 +129,14 @@ void mhai_charsmap_free(mhai_charsmap *map)
 /* A character that utf8proc treats as Unicode 17 treats c. */
 static int32_t stand_in(int32_t c)
 {
-    enum { EXTEND = 0x300, PREPEND = 0x600 };
+    enum { CONTROL = 0x200B, EXTEND = 0x300, LETTER = 0x10000, PREPEND = 0x600 };
     static const struct {
         int32_t first, last, like;
-    } newer[] = {{0x1ACF, 0x1ADD, EXTEND},   {0x1AE0, 0x1AEB, EXTEND},
-                 {0x10EFA, 0x10EFB, EXTEND}, {0x113D1, 0x113D1, PREPEND},
-                 {0x11B60, 0x11B67, EXTEND}, {0x11F02, 0x11F02, PREPEND},
-                 {0x1E6E3, 0x1E6E3, EXTEND}, {0x1E6E6, 0x1E6E6, EXTEND},
-                 {0x1E6EE, 0x1E6EF, EXTEND}, {0x1E6F5, 0x1E6F5, EXTEND}};
+    } newer[] = {
+        {0x1ACF, 0x1ADD, EXTEND},    {0x1AE0, 0x1AEB, EXTEND},    {0x10EFA, 0x10EFB, EXTEND},
+        {0x113D1, 0x113D1, PREPEND}, {0x11A3A, 0x11A3A, LETTER},  {0x11B60, 0x11B67, EXTEND},
+        {0x11F02, 0x11F02, PREPEND}, {0x13439, 0x1343F, CONTROL}, {0x1E6E3, 0x1E6E3, EXTEND},
+        {0x1E6E6, 0x1E6E6, EXTEND},  {0x1E6EE, 0x1E6EF, EXTEND},  {0x1E6F5, 0x1E6F5, EXTEND}};
     for (size_t i = 0; c >= 0x1ACF && i < sizeof newer / sizeof newer[0]; i++)
         if (c >= newer[i].first && c <= newer[i].last) return newer[i].like;
     return mhai_pattern_stand_in(c);

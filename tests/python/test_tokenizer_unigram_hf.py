@@ -201,6 +201,18 @@ def test_every_code_point(both, request):
             pytest.fail(f"{len(single)} code points differ: {single[:20]}")
 
 
+def test_grapheme_clusters(tmp_path):
+    """A cluster of up to five bytes loses what follows its key, so every boundary shows."""
+    reference = Tokenizer(models.Unigram([("<unk>", 0.0)], 0, False))
+    reference.normalizer = normalizers.Precompiled(charsmap({"a": "X", "\u0301": "'", "中": "Y"}))
+    reference.save(str(tmp_path / "tokenizer.json"))
+    ours, points = Ours(tmp_path), CODE_POINTS[SEED % 16::16] if not DEEP else CODE_POINTS
+    for form in ("{0}a\u0301", "a{0}", "{0}\u0301", "a{0}\u0301", "中{0}", "{0}中", "\u0600{0}\u0301a"):
+        text = "\x01".join(form.format(c) for c in points)
+        got, want = ours.words(text)[0].split("\x01"), reference.normalizer.normalize_str(text).split("\x01")
+        assert not [(form, f"U+{ord(c):04X}") for c, x, y in zip(points, got, want, strict=True) if x != y][:20]
+
+
 def test_random_texts(both):
     compare_random(both, 1, amount(100, 700, 10000))
 

@@ -145,9 +145,8 @@ static void linear_judge(const linear_case *c, const machine *m, bool add, const
     }
 }
 
-static void linear(void **state)
+static void linear(void)
 {
-    (void)state;
     machines all = machines_make(2);
     tally tallies[MOST_MACHINES] = {{0}};
     for (int i = 0; i < rng_cases(60, 1500); i++)
@@ -319,9 +318,8 @@ static const struct activation_kind {
     {MHA_ACTIVATION_GELU_TANH, gelu_tanh, bound_gelu_tanh, gelu_tanh_slope, bound_gelu_tanh_slope},
     {MHA_ACTIVATION_RELU2, relu2, bound_relu2, relu2_slope, no_error}};
 
-static void activations(void **state)
+static void activations(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int j = 0; j < all.count; j++) {
         const machine *m = &all.each[j];
@@ -576,9 +574,8 @@ static void norm_judge(const norm_case *c, const machine *m, const double *dy, c
     }
 }
 
-static void norms(void **state)
+static void norms(void)
 {
-    (void)state;
     machines all = machines_make(3);
     tally t = {.name = "norms"};
     for (int i = 0; i < rng_cases(60, 1000); i++) {
