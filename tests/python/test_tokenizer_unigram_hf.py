@@ -206,7 +206,7 @@ def test_grapheme_clusters(tmp_path):
     reference = Tokenizer(models.Unigram([("<unk>", 0.0)], 0, False))
     reference.normalizer = normalizers.Precompiled(charsmap({"a": "X", "\u0301": "'", "中": "Y"}))
     reference.save(str(tmp_path / "tokenizer.json"))
-    ours, points = Ours(tmp_path), CODE_POINTS[SEED % 16::16] if not DEEP else CODE_POINTS
+    ours, points = Ours(tmp_path), [c for c in (CODE_POINTS if DEEP else CODE_POINTS[SEED % 16::16]) if c != "\x01"]
     for form in ("{0}a\u0301", "a{0}", "{0}\u0301", "a{0}\u0301", "中{0}", "{0}中", "\u0600{0}\u0301a"):
         text = "\x01".join(form.format(c) for c in points)
         got, want = ours.words(text)[0].split("\x01"), reference.normalizer.normalize_str(text).split("\x01")
