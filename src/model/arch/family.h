@@ -155,7 +155,7 @@ typedef struct mhai_family {
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
     X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
     X(cohere) X(cohere2)                                                                          \
-    X(bart) X(marian)                                                                             \
+    X(bart) X(marian) X(t5) X(mt5)                                                                             \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
     X(multihead)
