@@ -74,7 +74,8 @@ typedef struct mha_model_options {
  * decodes. If all weights are f32, they are packed once. If some have another type, matrices stay
  * in their stored type and are converted in each product (mha_transformer_create_from()),
  * with results bit-identical to converting them first. The prefix "bert." of weight names is
- * optional; weights that the encoder does not need (pooler, classifier) are ignored. options may be
+ * optional; weights that the encoder does not need (pooler, classifier) are ignored. FOLDER/encoder
+ * is the encoder alone of an encoder-decoder. options may be
  * NULL. With a transport all ranks return the same status, that of the lowest rank that failed; the
  * detail of MHA_ERR_ARGUMENT names the rank whose configuration, weights or tokenizer differ from
  * those of rank 0.

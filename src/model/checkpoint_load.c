@@ -482,6 +482,10 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
 {
     mhai_config text = *config;
     MHA_TRY(mhai_family_find(config, &l->listed));
+    if (l->encoder && !l->listed->encoder)
+        return mhai_path_fail(MHA_ERR_FILE, folder,
+                              "has no folder 'encoder', and a %s has no encoder of its own",
+                              l->listed->model_type);
     if (l->encoder) l->listed = l->listed->encoder;
     l->config = config->path;
     MHA_TRY(mhai_family_enter(l->listed, &text));

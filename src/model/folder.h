@@ -21,6 +21,10 @@ bool mhai_model_holds(const char *folder, const char *name);
 /* Whether a folder is an encoder-decoder, with subfolders encoder and decoder. */
 bool mhai_model_has_encoder(const char *folder);
 
+/* The folder whose encoder alone a path names: FOLDER/encoder without such a subfolder. The caller
+ * frees it. NULL: the path is not of this form. */
+MHA_NODISCARD mha_status mhai_model_outer(const char *path, char **folder);
+
 /* Check that a folder has config.json and weights. */
 MHA_NODISCARD mha_status mhai_model_check_folder(const char *folder);
 

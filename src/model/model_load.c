@@ -165,9 +165,11 @@ static mha_status load_tower(mha_context *context, const char *folder,
     return join_parts(folder, model);
 }
 
+/* encoder: only the encoder of a folder with two towers. */
 static mha_status load(mha_context *context, const char *folder, const mha_model_options *options,
-                       mha_model *model)
+                       bool encoder, mha_model *model)
 {
+    if (encoder) return load_one(context, folder, options, true, model);
     if (mhai_model_has_encoder(folder)) return load_parts(context, folder, options, model);
     MHA_TRY(load_one(context, folder, options, false, model));
     if (model->towers) return load_tower(context, folder, options, model);
@@ -238,10 +240,15 @@ mha_status mha_model_load(mha_context *context, const char *folder,
                             options ? options->struct_size : 0));
     MHA_TRY(check_options(&own));
     mha_allocator allocator = mha_context_allocator(context);
+    char *outer;
+    MHA_TRY(mhai_model_outer(folder, &outer));
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
-    if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
-    *made = (mha_model){.allocator = allocator};
-    const mha_status status = agree(context, folder, &own, load(context, folder, &own, made));
+    if (made) *made = (mha_model){.allocator = allocator};
+    const char *path = outer ? outer : folder;
+    const mha_status status =
+        made ? agree(context, path, &own, load(context, path, &own, outer, made))
+             : mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
+    free(outer);
     if (status == MHA_OK)
         *model = made;
     else

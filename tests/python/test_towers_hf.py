@@ -253,3 +253,46 @@ def test_weights_of_other_files(folders, tmp_path):
     save_file({**weights, **older}, tmp_path / "model.safetensors")
     with pytest.raises(multihead.Error, match="'shared.weight' is missing"):
         multihead.Model(tmp_path)
+
+
+def program(*arguments):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_the_program(folders, tmp_path):
+    """view shows all three kinds of maps, generate reads the encoder's text, and heads takes the encoder alone."""
+    folder, source, target = folders["t5"], "the cat sat", "a dog"
+    model = multihead.Model(folder)
+    encoder = multihead.Model(folder / "encoder")
+    assert np.array_equal(encoder.hidden_states(source), model.encoder.hidden_states(source))
+    seen = model.attention(target, source=source, outputs=("probabilities", "cross_probabilities"))
+    wanted = {(): seen.cross_probabilities, ("--self",): seen.probabilities}
+    for more, maps in wanted.items():
+        done = program("view", folder, source, target, *more, "--npy", tmp_path / "maps.npy", "-o", tmp_path / "a.html")
+        assert done.returncode == 0, done.stderr
+        assert np.array_equal(np.load(tmp_path / "maps.npy"), np.stack(maps))
+    assert seen.tokens.ids[0] == 0 and seen.source.ids[0] != 0 and len(seen.tokens) == 1 + len(target)
+    done = program("view", folder / "encoder", source, "--npy", tmp_path / "maps.npy", "-q")
+    assert np.array_equal(np.load(tmp_path / "maps.npy"), encoder.attention(source).stack())
+    for more, sampling in (((), {}), (("--temperature", "1.5", "--seed", "4"), {"temperature": 1.5, "seed": 4})):
+        done = program("generate", folder, source, "--max-tokens", "20", *more)
+        assert done.stdout == model.generate(source=source, max_tokens=20, **sampling) + "\n", done.stderr
+    ids = " ".join(map(str, model.encoder.tokenize(source).ids))
+    done = program("generate", folder, "--ids", ids, "--max-tokens", "20")
+    made = [int(i) for i in done.stdout.split()]
+    assert made and model.detokenize(made) == model.generate(source=source, max_tokens=20)
+    assert program("heads", folder / "encoder", source).returncode == 0
+
+
+@pytest.mark.parametrize("arguments, error", [
+    (("heads", "", "x"), "heads measures self-attention: give"), (("serve", ""), "an encoder-decoder needs two texts"),
+    (("generate", "", "--chat", "x"), "--chat: "), (("generate", ""), "give TEXT, which its encoder reads"),
+    (("view", "", "x"), "takes two texts, a source and a target"), (("perplexity", "", "--text", __file__), "does not predict"),
+    (("view", "encoder", "x", "--self"), "--self: "), (("generate", "encoder", "x"), "does not predict the next token"),
+    (("prune", "", "--text", __file__, "--keep", "2"), "cannot be pruned"), (("ablate", "", "x"), "does not predict"),
+    (("circuits", ""), "circuits reads self-attention: give"),
+    (("view", "", "x", "--from", "x", "--to", "x"), "give the encoder alone"),
+    (("view", "", "x", "--desk", "0"), "give the encoder alone")], ids=str)
+def test_the_program_refuses_by_name(folders, arguments, error):
+    done = program(arguments[0], folders["bart"] / arguments[1], *arguments[2:])
+    assert done.returncode in (2, 3, 5) and error in done.stderr and done.stderr.count("\n") == 1, done.stderr
