@@ -12,7 +12,9 @@ enum { PROBE_SEQUENCES = 60 };
 
 /* ---- mixers -------------------------------------------------------------------------------- */
 
-static const char *const mixers[] = {"attention", "gdn", NULL, "mamba2"}; /* by mha_mixer */
+static const char *const mixers[] = {[MHA_MIXER_ATTENTION] = "attention",
+                                     [MHA_MIXER_GATED_DELTA] = "gdn",
+                                     [MHA_MIXER_STATE_SPACE] = "mamba2"};
 
 int train_mixer_of(const char *name, size_t length)
 {

@@ -60,7 +60,7 @@ static const args_option option_table[] = {
     FLAG(0, "experts", experts, 1,
          "print the experts that each token uses, and their\n"
          "weights, instead of maps; files contain them anyway",
-         .excludes = "--attention --contrast --from --desk"),
+         .excludes = "--attention --contrast --from --desk --terminal"),
     ROW_HEADING("Output (may be combined; one FILE may be - for stdout)"),
     ROW_OUTPUT(view_options, html, "FILE.html", "write an interactive report in one file",
                .ending = ".html"),
@@ -207,7 +207,7 @@ static void say_what_next(const view_options *options, const mha_maps *maps)
         cli_note(options->quiet, "next: open %s in a browser", options->html);
     else if (view_has_files(options) && !options->html)
         cli_note(options->quiet, "next: add -o report.html for an interactive report");
-    else if (!view_has_files(options))
+    else if (!view_has_files(options) && !options->experts)
         cli_note(options->quiet,
                  "next: add --layer %" PRId64 " for a layer, --head L%" PRId64 "H0 for one head, "
                  "-o report.html for all %" PRId64 " heads in one file",
@@ -287,7 +287,7 @@ static cli_exit view(const view_options *options)
     CLI_TRY(view_write_files(&drawn, maps));
     const bool prints = options->terminal || !view_has_files(options);
     if (options->experts)
-        view_print_experts(options, maps);
+        CLI_TRY(view_print_experts(options, maps));
     else if (prints)
         CLI_TRY(view_print(&drawn, maps));
     CLI_TRY(cli_finish_stdout(CLI_OK));

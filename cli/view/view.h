@@ -101,9 +101,10 @@ cli_exit view_write_files(const view_options *options, const mha_maps *maps);
  * layer. */
 cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_maps *few);
 
-/* Reject --experts for a model without experts; print the experts of each token. */
+/* Print the experts of each token, for the layers of --layer and --head, also those without heads.
+ * The check rejects --experts if none of them has experts. */
 cli_exit view_check_experts(const view_options *options, const mha_maps *maps);
-void view_print_experts(const view_options *options, const mha_maps *maps);
+cli_exit view_print_experts(const view_options *options, const mha_maps *maps);
 
 /* Draw the chosen heads on stdout, or by default the strongest ones. */
 cli_exit view_print(const view_options *options, const mha_maps *maps);

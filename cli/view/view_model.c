@@ -226,7 +226,10 @@ cli_exit view_model_maps(const view_options *options, text_model *model, mha_map
     maps_picks picks;
     if (!maps->text[0]) CLI_TRY(view_take_texts(options, maps));
     if (!model->model) CLI_TRY(view_open_model(options, model));
-    CLI_TRY(text_model_pick(model, &options->layers, &options->heads, &picks));
+    if (options->experts && !view_has_files(options)) /* a layer with experts may have no heads */
+        CLI_TRY(maps_pick(&options->layers, &options->heads, model->layers, model->heads, &picks));
+    else
+        CLI_TRY(text_model_pick(model, &options->layers, &options->heads, &picks));
     CLI_TRY(tokenise(options, model, maps, &rows, &cols));
     if (options->self && !model->encoder)
         return cli_fail(CLI_USAGE, "--self: %s is no encoder-decoder; omit it", options->model);

@@ -49,7 +49,7 @@ typedef struct mha_routes {
 } mha_routes;
 
 /** Run a text through a transformer, and find the experts of each token (mha_experts_desc). Memory the
- * caller frees *routes with mha_routes_free(). Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size);
+ * caller frees *routes with mha_routes_free(). Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, count);
  * MHA_ERR_UNSUPPORTED (cross-attention); MHA_ERR_NOMEM; those of mha_transformer_forward(). There is then
  * nothing to free. Threads one call per context. Accuracy bit-identical to a forward call. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_routes_measure(mha_context *context,

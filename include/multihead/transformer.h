@@ -88,6 +88,9 @@ typedef enum mha_feed_forward {
 #define MHA_FEED_FORWARD_NAMES \
     "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped", "silu"
 
+/** Whether a feed-forward layer has W_gate. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_feed_forward_gated(mha_feed_forward kind);
+
 /* mha_transformer_desc.flags */
 enum {
     MHA_TRANSFORMER_CAUSAL = 1 << 0,         /* a token sees itself and earlier ones */
@@ -238,13 +241,14 @@ typedef struct mha_layer_desc {
     int64_t t5_max_distance;  /* 0: 128 */
     int64_t rotary_dim;       /* number of rotated elements; even, 0: D */
     float rope_base;          /* 0: that of the transformer */
-    float rope_factor;        /* 0: 1; at least 1e-6 with LLAMA3 or YARN */
+    float rope_factor;        /* 0: 1; at least 1e-6 with LLAMA3 or YARN, 1 with LONG */
     mha_rope_scaling rope_scaling;
     float rope_low, rope_high; /* with LLAMA3 and YARN; 0: 1, and 4 with LLAMA3 or 32 with YARN */
     float rope_amplitude;      /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1. LONG; 0: 1 */
     int64_t rope_original_length; /* context length in training; required except with LINEAR */
-    /* For a gated delta net or state space; a short convolution uses only mixer and conv_kernel. All other fields
-     * except experts are then 0. The sizes are required */
+    /* For a gated delta net or state space; a short convolution uses only mixer and conv_kernel.
+     * All other fields except experts, and all flags except MHA_LAYER_NO_FEED_FORWARD, are then 0.
+     * The sizes are required */
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
@@ -324,8 +328,8 @@ typedef struct mha_transformer mha_transformer;
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it (the context need not). Rotary positions take tables of max_length D floats,
- *          sinusoidal positions of max_length E; activations and decoders touch only the rows that
- *          they need.
+ *          or twice that with MHA_ROPE_SCALING_LONG, sinusoidal positions of max_length E;
+ *          activations and decoders touch only the rows that they need.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_SIZE, MHA_ERR_UNSUPPORTED,
  *          MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
@@ -344,7 +348,7 @@ typedef struct mha_transformer_source {
     uint32_t flags;
     /* Read columns column .. column + columns - 1 of rows row .. row + rows - 1 of parameter number
      * `parameter` into `to` [rows,columns], contiguous. A vector has one column. Several
-     * threads call it at once, with ranges inside the parameter. Every call for the same range must
+     * threads call it concurrently. Ranges lie inside the parameter. Calls with the same range must
      * return the same numbers. It cannot fail: do all checks earlier */
     void (*read)(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
@@ -582,11 +586,11 @@ typedef struct mha_transformer_init {
 
 /**
  * Draw random parameters: matrices N(0, 1 / inputs), those that write to the residual stream
- * (o_proj, down_proj) scaled further by 1 / sqrt(number of such matrices); embeddings with
+ * (o_proj, down_proj) scaled further by 1 / sqrt(parts of layers that write to it); embeddings with
  * embedding_std and position_std; biases 0, norms 1. For mixers other than attention: convolutions
- * N(0, 1 / K), A_log = ln U(1, 16), dt_bias such that log(1 + exp(dt_bias)) is log-uniform in 0.001
- * .. 0.1 (Dao and Gu 2024). Philox draws each number from the seed and its index: the same on every
- * machine. Calls mha_transformer_update().
+ * N(0, 1 / K), A_log = ln U(1, 16), D = 1, dt_bias such that log(1 + exp(dt_bias)) is log-uniform
+ * in 0.001 .. 0.1 (Dao and Gu 2024). Philox draws each number from the seed and its index: the same
+ * on every machine. Calls mha_transformer_update().
  *
  * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED.
  * Threads  no other thread may be using the transformer.   Since  0.1
@@ -1097,8 +1101,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; no memory was set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
  *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged and output
- *          unspecified. A sequence is emptied if a layer with a state had begun the step, or if the
- *          keys of its earlier tokens were being computed again.
+ *          unspecified. A sequence is emptied if a layer with a state had begun the step. All
+ *          sequences whose earlier keys were being computed again are emptied.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *decoder,

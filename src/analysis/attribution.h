@@ -15,6 +15,12 @@ MHA_NODISCARD mha_status mhai_attribution_weight(mha_context *context, const mha
                                                  int64_t layer, const char *name, bool optional,
                                                  mha_tensor *weight);
 
+/* The same for the weight or bias of the last linear layer of a block, times residual_scale. Scaled
+ * numbers are in scratch. */
+MHA_NODISCARD mha_status mhai_attribution_last(mha_context *context, const mha_transformer *t,
+                                               int64_t layer, const char *name, bool optional,
+                                               mha_tensor *weight);
+
 /* The prefix of parameter names: "self_attn", "cross_attn", "mlp". */
 const char *mhai_attribution_part(mha_layer_part part);
 

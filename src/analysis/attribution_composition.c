@@ -49,7 +49,7 @@ static mha_status find_weights(const composer *c, int64_t l, composer_layer *lay
     MHA_TRY(
         mhai_attribution_weight(c->context, c->t, l, "self_attn.v_proj.weight", false, &layer->v));
     MHA_TRY(
-        mhai_attribution_weight(c->context, c->t, l, "self_attn.o_proj.weight", false, &layer->o));
+        mhai_attribution_last(c->context, c->t, l, "self_attn.o_proj.weight", false, &layer->o));
     if (mhai_step_norms_input(c->t, &c->t->layers[l].self.step))
         MHA_TRY(mhai_attribution_weight(c->context, c->t, l, "self_attn_norm.weight", false,
                                         &layer->norm));

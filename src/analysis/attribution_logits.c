@@ -85,7 +85,7 @@ static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix
 static mha_status add_bias(logit_job *job, int64_t layer, const char *name, double *term)
 {
     mha_tensor bias;
-    MHA_TRY(mhai_attribution_weight(job->context, job->t, layer, name, true, &bias));
+    MHA_TRY(mhai_attribution_last(job->context, job->t, layer, name, true, &bias));
     *term = bias.ndim ? add_term(job, dot(job->u, bias.data, job->E)) : 0;
     return MHA_OK;
 }
@@ -98,9 +98,9 @@ static mha_status add_attention(logit_job *job, int64_t layer, bool cross,
     double *biases = cross ? job->out.cross_biases : job->out.biases;
     const float *z = row_of(job, &view->concatenated);
     mha_tensor weight;
-    MHA_TRY(mhai_attribution_weight(job->context, job->t, layer,
-                                    cross ? "cross_attn.o_proj.weight" : "self_attn.o_proj.weight",
-                                    H == 0, &weight));
+    MHA_TRY(mhai_attribution_last(job->context, job->t, layer,
+                                  cross ? "cross_attn.o_proj.weight" : "self_attn.o_proj.weight",
+                                  H == 0, &weight));
     MHA_TRY(
         add_bias(job, layer, cross ? "cross_attn.o_proj.bias" : "self_attn.o_proj.bias", &bias));
     if (biases) biases[layer] = bias;
@@ -123,8 +123,8 @@ static mha_status add_feed_forward(logit_job *job, int64_t layer, const mha_laye
         if (job->out.feed_forward) job->out.feed_forward[layer] = term;
         return MHA_OK;
     }
-    MHA_TRY(mhai_attribution_weight(job->context, job->t, layer, "mlp.down_proj.weight", false,
-                                    &weight));
+    MHA_TRY(
+        mhai_attribution_last(job->context, job->t, layer, "mlp.down_proj.weight", false, &weight));
     MHA_TRY(add_bias(job, layer, "mlp.down_proj.bias", &bias));
     pull_back(job, &weight);
     term = add_term(job, dot(job->p, row_of(job, &view->hidden), weight.shape[1]));
@@ -185,7 +185,7 @@ static mha_status check_target(const mha_transformer *t, const mha_activations *
                         "of %lld",
                         (long long)target->position, (long long)target->batch, (long long)a->B,
                         (long long)a->T);
-    if (mha_transformer_norms_follow(d) && !(d->flags & MHA_TRANSFORMER_POST_NORM))
+    if (mhai_transformer_norms_branches(d))
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
             "logit attribution does not support branch norms (MHA_TRANSFORMER_BRANCH_NORM)");

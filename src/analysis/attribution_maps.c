@@ -164,8 +164,9 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_norm_maps: context is NULL");
     const mha_scratch_mark mark = mha_scratch_top(context);
     snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
-    MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, false, &weight));
-    return mha_scratch_end(context, mark, mha_attention_norm_maps(context, &view.v, &weight, maps));
+    mha_status status = mhai_attribution_last(context, transformer, layer, name, false, &weight);
+    if (status == MHA_OK) status = mha_attention_norm_maps(context, &view.v, &weight, maps);
+    return mha_scratch_end(context, mark, status);
 }
 
 /* ---- rollout ------------------------------------------------------------------------------- */

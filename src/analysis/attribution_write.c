@@ -21,24 +21,6 @@ const char *mhai_attribution_part(mha_layer_part part)
                                               : "mlp";
 }
 
-/* residual_scale multiplies the output of each block: apply it to the last linear layers of
- * blocks. */
-static mha_status scale_last(mha_context *context, const mha_transformer *t, const char *name,
-                             mha_tensor *weight)
-{
-    const float scale = t->desc.residual_scale;
-    const int64_t rows = weight->shape[0], cols = weight->ndim == 2 ? weight->shape[1] : 1;
-    float *to;
-    if (!(scale < 1 || scale > 1) || (!strstr(name, "o_proj.") && !strstr(name, "down_proj.")))
-        return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(context, mhai_times(rows, cols), sizeof *to, &to));
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t k = 0; k < cols; k++)
-            to[i * cols + k] = scale * ((float *)weight->data)[i * weight->stride[0] + k];
-    *weight = mha_tensor_contiguous(to, MHA_F32, weight->ndim, weight->shape);
-    return MHA_OK;
-}
-
 mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *t, int64_t layer,
                                    const char *name, bool optional, mha_tensor *weight)
 {
@@ -54,10 +36,26 @@ mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *
         const int64_t cols = p->ndim == 2 ? p->shape[1] : 1;
         MHA_TRY(mhai_transformer_matrix(context, t, p->offset, p->shape[0], cols, weight));
         weight->ndim = p->ndim;
-        return scale_last(context, t, name, weight);
+        return MHA_OK;
     }
     if (optional) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT, "the transformer has no parameter %s", full);
+}
+
+mha_status mhai_attribution_last(mha_context *context, const mha_transformer *t, int64_t layer,
+                                 const char *name, bool optional, mha_tensor *weight)
+{
+    const float scale = t->desc.residual_scale;
+    float *to;
+    MHA_TRY(mhai_attribution_weight(context, t, layer, name, optional, weight));
+    if (weight->ndim == 0 || !(scale < 1 || scale > 1)) return MHA_OK;
+    const int64_t rows = weight->shape[0], cols = weight->ndim == 2 ? weight->shape[1] : 1;
+    MHA_TRY(mha_scratch_alloc(context, mhai_times(rows, cols), sizeof *to, &to));
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t k = 0; k < cols; k++)
+            to[i * cols + k] = scale * ((float *)weight->data)[i * weight->stride[0] + k];
+    *weight = mha_tensor_contiguous(to, MHA_F32, weight->ndim, weight->shape);
+    return MHA_OK;
 }
 
 mha_status mhai_attribution_check(const mha_transformer *t, const mha_activations *a,
@@ -304,10 +302,10 @@ mha_status mha_layer_write(mha_context *context, const mha_transformer *transfor
     const mha_scratch_mark mark = mha_scratch_top(context);
     const char *prefix = view.mixer ? mhai_mixer_name(view.mixer) : mhai_attribution_part(part);
     snprintf(name, sizeof name, "%s.o_proj.weight", prefix);
-    mha_status status = mhai_attribution_weight(context, transformer, layer, name, false, &weight);
+    mha_status status = mhai_attribution_last(context, transformer, layer, name, false, &weight);
     snprintf(name, sizeof name, "%s.o_proj.bias", prefix);
     if (status == MHA_OK)
-        status = mhai_attribution_weight(context, transformer, layer, name, true, &bias);
+        status = mhai_attribution_last(context, transformer, layer, name, true, &bias);
     if (status == MHA_OK)
         status = mha_heads_write(context, &view.heads, &weight, bias.ndim ? &bias : NULL, NULL,
                                  lengths, outputs);

@@ -209,7 +209,7 @@ static mha_status patching(const char *function, mha_context *context, const mha
                            const mha_patching *desc, bool is_path, double *to_values,
                            double *from_values, double *values)
 {
-    MHA_NEED(function, context, t, values);
+    MHA_NEED_AS(function, "context, transformer, values", context, t, values);
     patching_job job = {.path = is_path, .values = values};
     mhai_effect_run r;
     MHA_TRY(mhai_struct_copy("mha_patching", &job.desc, sizeof job.desc, sizeof job.desc, desc));

@@ -147,8 +147,7 @@ int64_t mha_head_state_bytes(const mha_head_measures *m)
 mha_status mha_head_state_write(const mha_head_measures *m, const mha_sink *sink)
 {
     mhai_state_io io = {.sink = sink, .check = FIRST_CHECK};
-    if (!m || !sink || !sink->write)
-        return mha_fail(MHA_ERR_NULL, "mha_head_state_write: %s is NULL", m ? "sink" : "measures");
+    MHA_NEED_AS("mha_head_state_write", "measures, sink", m, sink && sink->write);
     if (m->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_state_write: a text is open; end it first");
     put_all(&io, m, mha_head_state_bytes(m));

@@ -440,12 +440,10 @@ void mhai_backward_write_parameters(const mhai_backward_problem *x)
 mha_status mhai_backward_copy_call(const char *name, const mha_attention_backward_call *given,
                                    mha_attention_backward_call *call)
 {
-    if (!given) return mha_fail(MHA_ERR_NULL, "%s: call is NULL", name);
+    MHA_NEED_AS(name, "call", given);
     MHA_TRY(
         mhai_struct_copy("mha_attention_backward_call", call, sizeof *call, sizeof *call, given));
-    if (call->reserved == 0) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: reserved is %u, expected 0", name,
-                    (unsigned)call->reserved);
+    return mhai_check_reserved(name, call->reserved);
 }
 
 mha_status mhai_backward_plan_call(const mha_context *context, const mha_attention_backward_call *a,

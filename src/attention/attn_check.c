@@ -376,9 +376,7 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_attention_desc: compute is %d (%s), expected 0 (f32) or 2 (bf16)",
                         (int)desc->compute, mha_compute_name(desc->compute));
-    if (desc->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: reserved is %u, expected 0",
-                        (unsigned)desc->reserved);
+    MHA_TRY(mhai_check_reserved("mha_attention_desc", desc->reserved));
     p->asked = desc->path;
     p->compute = desc->compute;
     p->causal = desc->flags & MHA_ATTENTION_CAUSAL;

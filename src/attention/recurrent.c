@@ -194,7 +194,7 @@ static void decay_row(const run *r, int64_t i)
 
 /* Compute the products of all rows with the keys of the strip, with S, and with the finished
  * strips. */
-static void decay_rows(const run *r)
+static void multiply_rows(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
     const int64_t D = call->sizes.D, wide = call->sizes.panels * MHAI_PANEL;
@@ -216,7 +216,7 @@ static void decay_rows(const run *r)
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* Write u and o of all rows. */
-static void finish_rows(const run *r)
+static void write_rows(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
     const int64_t Dv = call->sizes.Dv, wide = call->sizes.panels * MHAI_PANEL;
@@ -322,8 +322,8 @@ static void run_head(void *argument, int64_t item, int worker)
         r.count = mhai_min_i64(MHAI_STRIP - r.first, length - r.t);
         r.rows = call->delta ? 2 * r.count : r.count;
         load_rows(&r);
-        decay_rows(&r);
-        finish_rows(&r);
+        multiply_rows(&r);
+        write_rows(&r);
         at = (at + r.count) % MHA_RECURRENT_CHUNK;
         if (r.first + r.count == MHAI_STRIP) end_strip(&r);
         if (at == 0) end_chunk(&r);

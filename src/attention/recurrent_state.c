@@ -179,7 +179,7 @@ static double number(const mha_recurrent_state *x, const mhai_recurrent_head *he
 
 mha_status mha_recurrent_state_read(const mha_recurrent_state *x, const mha_tensor *s)
 {
-    MHA_NEED("mha_recurrent_state_read", x, s);
+    MHA_NEED_AS("mha_recurrent_state_read", "state, s", x, s);
     MHA_TRY(check_s(x, s));
     MHA_TRY(mhai_tensor_check_output("s", s));
     for (int64_t i = 0; i < x->B * x->H; i++) {
@@ -194,7 +194,7 @@ mha_status mha_recurrent_state_read(const mha_recurrent_state *x, const mha_tens
 
 mha_status mha_recurrent_state_write(mha_recurrent_state *x, const mha_tensor *s)
 {
-    MHA_NEED("mha_recurrent_state_write", x, s);
+    MHA_NEED_AS("mha_recurrent_state_write", "state, s", x, s);
     MHA_TRY(check_s(x, s));
     mha_recurrent_state_reset(x);
     for (int64_t i = 0; i < x->B * x->H; i++) {

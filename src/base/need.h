@@ -17,17 +17,17 @@ mha_status mhai_range_fail(const char *name, int64_t index, int64_t value, int64
                            int64_t most);
 
 /* MHA_ERR_ARGUMENT unless least <= value <= most (INT64_MAX: no limit); an entry is name[index]. */
-static inline mha_status mhai_check_range(const char *name, int64_t value, int64_t least,
-                                          int64_t most)
-{
-    return value >= least && value <= most ? MHA_OK : mhai_range_fail(name, -1, value, least, most);
-}
-
 static inline mha_status mhai_check_entry(const char *name, int64_t index, int64_t value,
                                           int64_t least, int64_t most)
 {
     return value >= least && value <= most ? MHA_OK
                                            : mhai_range_fail(name, index, value, least, most);
+}
+
+static inline mha_status mhai_check_range(const char *name, int64_t value, int64_t least,
+                                          int64_t most)
+{
+    return mhai_check_entry(name, -1, value, least, most);
 }
 
 #endif

@@ -5,8 +5,7 @@
 
 mha_status mha_file_write(const char *path, const void *bytes, size_t size)
 {
-    if (!path || (!bytes && size > 0))
-        return mha_fail(MHA_ERR_NULL, "mha_file_write: NULL argument");
+    MHA_NEED_AS("mha_file_write", "path, bytes", path, bytes || size == 0);
     mha_file *file;
     MHA_TRY(mha_file_create(path, &file));
     return mha_file_finish(file, mhai_file_append(mha_file_sink(file), bytes, size));

@@ -15,6 +15,7 @@ mha_status mhai_gguf_open_part(const char *path, mha_gguf **file)
     mha_gguf *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "GGUF: cannot allocate");
     mha_status status = MHA_OK;
+    made->parts = 1;
     made->path = mhai_show_path(path);
     made->allocator = mhai_vector_allocator((mha_allocator){0});
     made->names = mhai_vector_make(&made->allocator, sizeof(char));
@@ -33,9 +34,10 @@ done:
 mha_status mha_gguf_open(const char *path, mha_gguf **file)
 {
     mha_gguf *made = NULL;
-    if (!path || !file) return mha_fail(MHA_ERR_NULL, "mha_gguf_open: NULL argument");
+    MHA_NEED("mha_gguf_open", path, file);
     MHA_TRY(mhai_gguf_open_part(path, &made));
-    const mha_status status = mhai_gguf_join(path, &made);
+    mha_status status = mhai_gguf_join(path, &made);
+    if (status == MHA_OK) status = mhai_gguf_index_tensors(made);
     if (status == MHA_OK)
         *file = made;
     else
@@ -171,8 +173,7 @@ static mhai_shown where_is(const mha_gguf_value *value, int64_t element)
 static mha_status check_element(const mha_gguf_value *value, int64_t element, const void *out,
                                 bool fits, const char *expected)
 {
-    if (!value || !value->file || !out)
-        return mha_fail(MHA_ERR_NULL, "an element of GGUF metadata: NULL argument");
+    MHA_NEED_AS("an element of GGUF metadata", "value, the result", value && value->file, out);
     if (element < 0 || element >= value->count)
         return mha_fail(MHA_ERR_ARGUMENT, "%s: metadata '%s': element %" PRId64 " of %" PRId64,
                         value->file->path.text, mhai_show_name(value->key).text, element,

@@ -349,11 +349,7 @@ static const char *tensor_name(const mha_gguf *file, size_t i)
 
 mha_status mhai_gguf_index_tensors(mha_gguf *file)
 {
-    mhai_lexicon *names = &file->tensor_names;
-    mhai_vector_release(&file->allocator, names->entries, (size_t)names->count,
-                        sizeof *names->entries);
-    *names = (mhai_lexicon){NULL, 0};
-    return index_names(file, "tensor", file->tensors.count, tensor_name, names);
+    return index_names(file, "tensor", file->tensors.count, tensor_name, &file->tensor_names);
 }
 
 mha_status mhai_gguf_read_header(mha_gguf *file)
@@ -366,6 +362,5 @@ mha_status mhai_gguf_read_header(mha_gguf *file)
     MHA_TRY(take_all(&r, "key", entries, take_entry));
     MHA_TRY(take_all(&r, "tensor", tensors, take_tensor));
     MHA_TRY(index_names(file, "key", file->entries.count, key_name, &file->keys));
-    MHA_TRY(place_tensors(&r));
-    return mhai_gguf_index_tensors(file);
+    return place_tensors(&r);
 }

@@ -33,7 +33,7 @@ struct mha_gguf {
     mhai_vector tensors; /* of mhai_gguf_tensor; in the first part, those of all parts */
     mhai_lexicon keys, tensor_names;
     /* The first part of a split model has [parts]: itself, and the others, which it owns. */
-    mha_gguf **part;
+    mha_gguf **part; /* NULL: the model is not split */
     int64_t parts;
 };
 
@@ -61,10 +61,10 @@ typedef struct mhai_gguf_value_kind {
 enum { MHAI_GGUF_VALUE_KINDS = 13 };
 extern const mhai_gguf_value_kind mhai_gguf_value_kinds[MHAI_GGUF_VALUE_KINDS];
 
-/* Fill the tables of a mapped file. Its vectors must be initialised. */
+/* Fill the tables of a mapped file except tensor_names. Its vectors must be initialised. */
 MHA_NODISCARD mha_status mhai_gguf_read_header(mha_gguf *file);
 
-/* Rebuild the index of tensor names. */
+/* Build tensor_names, from the tensors of all parts. */
 MHA_NODISCARD mha_status mhai_gguf_index_tensors(mha_gguf *file);
 
 /* Open one file, which may be a part. */

@@ -87,12 +87,12 @@ static mha_status open_other(const char *path, const place *own, int64_t part, m
         status =
             mhai_path_fail(MHA_ERR_MODEL, other,
                            "is part %" PRId64 " of %" PRId64 " of a model, expected part %" PRId64
-                           " of %" PRId64 "; fetch the parts again",
+                           " of %" PRId64 "; download the parts again",
                            found.part + 1, found.parts, part + 1, own->parts);
     if (status == MHA_OK && found.tensors != own->tensors)
         status = mhai_path_fail(MHA_ERR_MODEL, other,
                                 "split.tensors.count is not that of %s; the parts belong to "
-                                "different models, fetch them again",
+                                "different models, download them again",
                                 mhai_show_path(path).text);
     free(other);
     return status;
@@ -110,9 +110,9 @@ static mha_status join_tensors(mha_gguf *first, int64_t tensors)
     if (tensors >= 0 && (size_t)tensors != first->tensors.count)
         return mha_fail(MHA_ERR_MODEL,
                         "%s: its parts have %zu tensors, but split.tensors.count is %" PRId64
-                        "; fetch them again",
+                        "; download them again",
                         first->path.text, first->tensors.count, tensors);
-    return mhai_gguf_index_tensors(first);
+    return MHA_OK;
 }
 
 mha_status mhai_gguf_join(const char *path, mha_gguf **file)
@@ -141,20 +141,20 @@ mha_status mhai_gguf_join(const char *path, mha_gguf **file)
 
 int64_t mhai_gguf_parts(const mha_gguf *file)
 {
-    return file->parts > 0 ? file->parts : 1;
+    return file->parts;
 }
 
 char *mhai_gguf_part_path(const mha_gguf *file, const char *path, int64_t part)
 {
-    return file->parts > 0 ? other_path(path, part, file->parts) : strdup(path);
+    return file->part ? other_path(path, part, file->parts) : strdup(path);
 }
 
 size_t mhai_gguf_part_header(const mha_gguf *file, int64_t part)
 {
+    const mha_gguf *owner = file->part ? file->part[part] : file;
     size_t header = SIZE_MAX;
-    for (size_t i = 0; i < file->tensors.count; i++) {
-        const mhai_gguf_tensor *tensor = mhai_gguf_tensor_at(file, (int64_t)i);
-        const mha_gguf *owner = file->parts > 0 ? file->part[part] : file;
+    for (size_t i = 0; i < owner->tensors.count; i++) {
+        const mhai_gguf_tensor *tensor = mhai_gguf_tensor_at(owner, (int64_t)i);
         if (tensor->path == &owner->path && (size_t)tensor->shown.offset < header)
             header = (size_t)tensor->shown.offset;
     }

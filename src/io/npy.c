@@ -333,7 +333,7 @@ mha_status mha_npy_write_to(const mha_sink *sink, const mha_tensor *tensor)
 
 mha_status mha_npy_write(const char *path, const mha_tensor *tensor)
 {
-    if (!path) return mha_fail(MHA_ERR_NULL, "mha_npy_write: NULL argument");
+    MHA_NEED("mha_npy_write", path);
     mha_file *file;
     MHA_TRY(mha_file_create(path, &file));
     return mha_file_finish(file, mha_npy_write_to(mha_file_sink(file), tensor));

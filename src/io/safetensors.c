@@ -290,8 +290,7 @@ mha_status mhai_safetensors_shape(const mha_safetensors *file, int64_t index, mh
 
 mha_status mha_safetensors_peek(const mha_safetensors *file, int64_t index, mha_tensor *tensor)
 {
-    if (!file || !tensor)
-        return mha_fail(MHA_ERR_NULL, "tensor of a safetensors file: NULL argument");
+    MHA_NEED("mha_safetensors_peek", file, tensor);
     if (index < 0 || index >= file->count)
         return mha_fail(MHA_ERR_ARGUMENT, "safetensors file: index %lld of %lld tensors",
                         (long long)index, (long long)file->count);

@@ -114,8 +114,8 @@ mha_status mha_safetensors_write_to(const mha_sink *sink, const char *const *nam
                                     const mha_tensor *tensors, int64_t count,
                                     const char *const *metadata)
 {
-    if (!sink || (count > 0 && (!names || !tensors)))
-        return mha_fail(MHA_ERR_NULL, "mha_safetensors_write: NULL argument");
+    MHA_NEED_AS("mha_safetensors_write", "sink, names, tensors", sink, names || count <= 0,
+                tensors || count <= 0);
     if (count < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_safetensors_write: count is %lld", (long long)count);
     for (int64_t i = 0; i < count; i++) {
@@ -142,7 +142,7 @@ mha_status mha_safetensors_write(const char *path, const char *const *names,
                                  const mha_tensor *tensors, int64_t count,
                                  const char *const *metadata)
 {
-    if (!path) return mha_fail(MHA_ERR_NULL, "mha_safetensors_write: NULL argument");
+    MHA_NEED("mha_safetensors_write", path);
     mha_file *file;
     MHA_TRY(mha_file_create(path, &file));
     return mha_file_finish(

@@ -80,16 +80,6 @@ static mha_status check_positions(const mhai_config *config, const mhai_family_p
                           MOST_ANGLES);
 }
 
-/* MXFP4 blocks are found by the names of weights. */
-static mha_status read_quantization(const mhai_config *config, const mhai_family *family,
-                                    mhai_quantization *q)
-{
-    const json_t *given = json_object_get(config->root, "quantization_config");
-    const char *method = json_string_value(json_object_get(given, "quant_method"));
-    if (family->mxfp4 && method && strcmp(method, "mxfp4") == 0) return MHA_OK;
-    return mhai_quantization_read(config, q);
-}
-
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
                                      mhai_family_plan *plan)
 {
@@ -103,7 +93,6 @@ mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_famil
         return mhai_config_fail(
             MHA_ERR_UNSUPPORTED, config, refused[1],
             "is false; only models with both encoder and decoder are supported");
-    MHA_TRY(read_quantization(config, family, &plan->quantization));
     MHA_TRY(mhai_family_read(family, config, plan));
     return check_positions(config, plan);
 }
@@ -152,10 +141,7 @@ static double numbers_described(const mha_transformer_desc *d)
     if (d->flags & MHA_TRANSFORMER_CROSS)
         layer += 2 * E * (double)d->num_heads * D + 2 * memory * kv * D;
     layers += experts_described(d);
-    const bool gated = d->feed_forward == MHA_FEED_FORWARD_SWIGLU ||
-                       d->feed_forward == MHA_FEED_FORWARD_GEGLU ||
-                       d->feed_forward == MHA_FEED_FORWARD_GEGLU_TANH ||
-                       d->feed_forward == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
+    const bool gated = mha_feed_forward_gated(d->feed_forward);
     for (int64_t i = 0; i < d->num_layers; i++)
         if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
@@ -239,8 +225,16 @@ static mha_status check_embeddings(loading *l)
     return mhai_weights_check(&l->stored->weights, name, &table, &unused);
 }
 
+static void use(loading *l, const char *name)
+{
+    const int64_t index = mhai_weights_find(&l->stored->weights, name);
+    const int64_t scales = mhai_weights_scales(&l->stored->weights, index);
+    l->used[index] = true;
+    if (scales >= 0) l->used[scales] = true;
+}
+
 /* A decoder's file may lack the output layer: AutoModel.save_pretrained() omits it. A file with
- * tied embeddings may hold both copies. */
+ * tied embeddings may hold both copies. The transformer uses one. */
 static mha_status check_output(loading *l)
 {
     const mhai_weights *weights = &l->stored->weights;
@@ -257,8 +251,9 @@ static mha_status check_output(loading *l)
         d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
         d->logit_softcap = d->logit_scale = 0;
     }
-    if (at < 0 || !tied || mhai_weights_equal(weights, at, mhai_weights_find(weights, table)))
-        return MHA_OK;
+    if (at < 0 || !tied) return MHA_OK;
+    use(l, name);
+    if (mhai_weights_equal(weights, at, mhai_weights_find(weights, table))) return MHA_OK;
     if (l->family->may_tie) {
         d->flags &= ~(uint32_t)MHA_TRANSFORMER_TIED;
         return MHA_OK;
@@ -271,14 +266,6 @@ static mha_status check_output(loading *l)
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
-
-static void use(loading *l, const char *name)
-{
-    const int64_t index = mhai_weights_find(&l->stored->weights, name);
-    const int64_t scales = mhai_weights_scales(&l->stored->weights, index);
-    l->used[index] = true;
-    if (scales >= 0) l->used[scales] = true;
-}
 
 /* The name of a parameter in the file. Old files call the weight and bias
  * of a norm gamma and beta. */
@@ -444,11 +431,11 @@ static mha_status load_body(loading *l)
 {
     MHA_TRY(check_compute(l));
     MHA_TRY(check_embeddings(l));
-    MHA_TRY(check_output(l));
-    MHA_TRY(check_numbers(l));
     l->used = calloc((size_t)l->stored->weights.count + 1, sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
+    MHA_TRY(check_output(l));
     MHA_TRY(check_bias(l));
+    MHA_TRY(check_numbers(l));
     MHA_TRY(check_types(l));
     MHA_TRY(create(l));
     MHA_TRY(find_weights(l));
@@ -478,6 +465,19 @@ static mha_status load_files(loading *l, const char *folder)
     return status;
 }
 
+/* MXFP4 blocks are found by the names of weights. The field of text_config applies if config.json
+ * itself has none. */
+static mha_status read_quantization(const mhai_config *config, const mhai_config *text,
+                                    const mhai_family *family, mhai_quantization *q)
+{
+    static const char key[] = "quantization_config";
+    const mhai_config *from = mhai_config_absent(config, key) ? text : config;
+    const json_t *given = json_object_get(from->root, key);
+    const char *method = json_string_value(json_object_get(given, "quant_method"));
+    if (family->mxfp4 && method && strcmp(method, "mxfp4") == 0) return MHA_OK;
+    return mhai_quantization_read(from, q);
+}
+
 static mha_status load_plan(loading *l, const mhai_config *config, const char *folder)
 {
     mhai_config text = *config;
@@ -491,9 +491,8 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     MHA_TRY(mhai_family_enter(l->listed, &text));
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;
+    MHA_TRY(read_quantization(config, &text, l->listed, &l->plan.quantization));
     mha_status status = mhai_checkpoint_read_plan(&text, l->listed, &l->plan);
-    if (status == MHA_OK && text.root != config->root)
-        status = mhai_quantization_read(config, &l->plan.quantization);
     if (status == MHA_OK) status = load_files(l, folder);
     mhai_checkpoint_free_plan(&l->plan);
     return status;

@@ -149,11 +149,10 @@ static mha_status each_gguf(const char *path, each_file *each, void *user)
     mha_status status = MHA_OK;
     MHA_TRY(mha_gguf_open(path, &file));
     const int64_t parts = mhai_gguf_parts(file);
-    if (parts == 1) status = each(user, NULL, path);
-    for (int64_t i = 0; i < parts && parts > 1 && status == MHA_OK; i++) {
+    for (int64_t i = 0; i < parts && status == MHA_OK; i++) {
         char *part = mhai_gguf_part_path(file, path, i);
-        const char *base = part ? strrchr(part, '/') : NULL;
-        status = part ? each(user, base ? base + 1 : part, part)
+        const char *base = part ? strrchr(part, '/') : NULL, *name = base ? base + 1 : part;
+        status = part ? each(user, parts > 1 ? name : NULL, part)
                       : MHA_NO_MEMORY(mhai_show_path(path).text);
         free(part);
     }

@@ -150,47 +150,52 @@ static const struct architecture {
     const char *mixer; /* the layer type of layers without key/value heads;
                         * NULL: every layer has some */
     mhai_gguf_routing routing;
+    uint32_t traits;
 } architectures[] = {
-    {"llama", "llama", llama_names, 0, NULL, 0},
-    {"llama", "mixtral", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
-    {"qwen2", "qwen2", plain_names, 0, NULL, 0},
-    {"qwen3", "qwen3", plain_names, 0, NULL, 0},
-    {"qwen2vl", "qwen2_vl", plain_names, 0, NULL, 0},
-    {"qwen3vl", "qwen3_vl_text", plain_names, 0, NULL, 0},
-    {"qwen3moe", "qwen3_moe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED},
-    {"olmoe", "olmoe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN},
-    {"gemma", "gemma", plain_names, 0, NULL, 0},
-    {"gemma2", "gemma2", plain_names, 46, NULL, 0},
-    {"gemma3", "gemma3_text", plain_names, 62, NULL, 0},
-    {"phi3", "phi3", phi3_names, 0, NULL, 0},
-    {"gpt2", "gpt2", fused_names, 0, NULL, 0},
-    {"gptneox", "gpt_neox", fused_names, 0, NULL, 0},
-    {"lfm2", "lfm2", lfm2_names, 0, "conv", 0},
-    {"lfm2moe", "lfm2_moe", lfm2_names, 0, "conv", MHAI_GGUF_ROUTING_SIGMOID},
-    {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL, 0},
-    {"qwen35moe", "qwen3_5_moe_text", qwen35_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
-    {"qwen3next", "qwen3_next", next_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED},
-    {"smollm3", "smollm3", llama_names, 0, NULL, 0},
-    {"stablelm", "stablelm", plain_names, 0, NULL, 0},
-    {"glm4", "glm4", glm4_names, 0, NULL, 0},
-    {"olmo2", "olmo2", plain_names, 0, NULL, 0},
-    {"olmo2", "olmo3", plain_names, 0, NULL, 0}, /* of files with a window */
-    {"granite", "granite", llama_names, 0, NULL, 0},
-    {"granitemoe", "granitemoeshared", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
-    {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention",
-     MHAI_GGUF_ROUTING_SUM},
-    {"gpt-oss", "gpt_oss", gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SUM},
-    {"command-r", "cohere", plain_names, 0, NULL, 0},
-    {"cohere2", "cohere2", plain_names, 0, NULL, 0},
-    {"mamba2", "mamba2", space_names, 0, "linear_attention", 0},
-    {"nemotron_h", "nemotron_h", space_names, 0, "linear_attention", 0}};
+    {"llama", "llama", llama_names, 0, NULL, 0, 0},
+    {"llama", "mixtral", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM, 0},
+    {"qwen2", "qwen2", plain_names, 0, NULL, 0, 0},
+    {"qwen3", "qwen3", plain_names, 0, NULL, 0, 0},
+    {"qwen2vl", "qwen2_vl", plain_names, 0, NULL, 0, 0},
+    {"qwen3vl", "qwen3_vl_text", plain_names, 0, NULL, 0, 0},
+    {"qwen3moe", "qwen3_moe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED, 0},
+    {"olmoe", "olmoe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN, 0},
+    {"gemma", "gemma", plain_names, 0, NULL, 0, 0},
+    {"gemma2", "gemma2", plain_names, 46, NULL, 0, MHAI_GGUF_WINDOWS},
+    {"gemma3", "gemma3_text", plain_names, 62, NULL, 0, MHAI_GGUF_WINDOWS},
+    {"phi3", "phi3", phi3_names, 0, NULL, 0, 0},
+    {"gpt2", "gpt2", fused_names, 0, NULL, 0, 0},
+    {"gptneox", "gpt_neox", fused_names, 0, NULL, 0, 0},
+    {"lfm2", "lfm2", lfm2_names, 0, "conv", 0, 0},
+    {"lfm2moe", "lfm2_moe", lfm2_names, 0, "conv", MHAI_GGUF_ROUTING_SIGMOID, 0},
+    {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL, 0, MHAI_GGUF_NETS | MHAI_GGUF_REORDERED},
+    {"qwen35moe", "qwen3_5_moe_text", qwen35_names, 0, NULL, MHAI_GGUF_ROUTING_SUM,
+     MHAI_GGUF_NETS | MHAI_GGUF_REORDERED},
+    {"qwen3next", "qwen3_next", next_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED, MHAI_GGUF_NETS},
+    {"smollm3", "smollm3", llama_names, 0, NULL, 0, 0},
+    {"stablelm", "stablelm", plain_names, 0, NULL, 0, 0},
+    {"glm4", "glm4", glm4_names, 0, NULL, 0, 0},
+    {"olmo2", "olmo2", plain_names, 0, NULL, 0, 0},
+    {"olmo2", "olmo3", plain_names, 0, NULL, 0, MHAI_GGUF_WINDOWS}, /* of files with a window */
+    {"granite", "granite", llama_names, 0, NULL, 0, MHAI_GGUF_SWITCH},
+    {"granitemoe", "granitemoeshared", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM,
+     MHAI_GGUF_SWITCH},
+    {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention", MHAI_GGUF_ROUTING_SUM,
+     MHAI_GGUF_SPACES},
+    {"gpt-oss", "gpt_oss", gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SUM, MHAI_GGUF_WINDOWS},
+    {"command-r", "cohere", plain_names, 0, NULL, 0, 0},
+    {"cohere2", "cohere2", plain_names, 0, NULL, 0, MHAI_GGUF_WINDOWS},
+    {"mamba2", "mamba2", space_names, 0, "linear_attention", 0, MHAI_GGUF_SPACES},
+    {"nemotron_h", "nemotron_h", space_names, 0, "linear_attention", 0,
+     MHAI_GGUF_SPACES | MHAI_GGUF_KINDS}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
 /* Whether to ignore a weight that decoders do not use, or whose factors became a scaling. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
-    return strcmp(name, "rope_freqs.weight") == 0 || strncmp(name, "rope_factors_", 13) == 0 ||
+    return strcmp(name, "rope_freqs.weight") == 0 ||
+           (plan->rope_factors && strncmp(name, "rope_factors_", 13) == 0) ||
            mhai_decoder_ignores(plan, name);
 }
 
@@ -336,7 +341,8 @@ static mha_status read_rows(const mhai_gguf_reading *r)
             if (rows[i].required) return mhai_gguf_missing(r, rows[i].key);
             continue;
         }
-        if (mhai_gguf_has_kinds(r) && strcmp(rows[i].key, "feed_forward_length") == 0) continue;
+        if ((r->traits & MHAI_GGUF_KINDS) && strcmp(rows[i].key, "feed_forward_length") == 0)
+            continue;
         for (int k = 0; k < 4 && rows[i].fields[k]; k++)
             MHA_TRY(mhai_gguf_take(r, &value, rows[i].real, r->root, rows[i].fields[k]));
     }
@@ -425,13 +431,6 @@ static mha_status read_heads(const mhai_gguf_reading *r)
                : MHA_NO_MEMORY("model");
 }
 
-/* Whether layers without a window have a pattern. */
-static bool alternates(const mhai_gguf_reading *r)
-{
-    return r->of->largest > 0 || strcmp(r->of->model_type, "olmo3") == 0 ||
-           strcmp(r->of->model_type, "cohere2") == 0 || strcmp(r->of->model_type, "gpt_oss") == 0;
-}
-
 /* Read which layers have a window: from an array of flags, or from the period of layers without a
  * window. */
 static mha_status read_windows(const mhai_gguf_reading *r)
@@ -442,7 +441,8 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     mha_gguf_value value;
     if (!mhai_gguf_key(r, "attention.sliding_window_pattern", &value) || layers > MHAI_MOST_LAYERS)
         return MHA_OK;
-    if (!alternates(r)) return mhai_gguf_refuse(r, &value, "is not supported in this architecture");
+    if (!(r->traits & MHAI_GGUF_WINDOWS))
+        return mhai_gguf_refuse(r, &value, "is not supported in this architecture");
     MHA_TRY(mhai_gguf_check_array(r, &value));
     if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
     json_t *types = json_array();
@@ -489,9 +489,8 @@ static mha_status add_known(const mhai_gguf_reading *r)
     bool parallel = true, causal = true, rotates = true;
     if (mhai_gguf_key(r, "attention.causal", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &causal));
     if (!causal) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
-    /* the switch of all positions in Granite, a remark in other architectures */
-    if (strncmp(r->name, "granite", 7) == 0 && !r->of->mixer &&
-        mhai_gguf_key(r, "rope.scaling.finetuned", &value))
+    /* a remark in other architectures */
+    if ((r->traits & MHAI_GGUF_SWITCH) && mhai_gguf_key(r, "rope.scaling.finetuned", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
     if (!rotates) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
     if (mhai_gguf_key(r, "use_parallel_residual", &value))
@@ -504,7 +503,7 @@ static mha_status add_known(const mhai_gguf_reading *r)
     if (!json_object_get(r->root, "rope_theta"))
         good = good && mhai_put(r->root, "rope_theta", json_real(1e4));
     /* 0: no window (Phi 4) */
-    if (!alternates(r) && mhai_gguf_count(r, "sliding_window") == 0)
+    if (!(r->traits & MHAI_GGUF_WINDOWS) && mhai_gguf_count(r, "sliding_window") == 0)
         json_object_del(r->root, "sliding_window");
     if (!mhai_gguf_key(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
         good = good && mhai_put_count(r->root, "head_dim", each);
@@ -538,6 +537,7 @@ static mha_status find_architecture(mhai_gguf_reading *r)
             continue; /* with experts or a window */
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", own);
     }
+    if (r->of) r->traits = r->of->traits;
     if (r->of) return MHA_OK;
     snprintf(found, sizeof found, "%.*s", (int)(size < 40 ? size : 40), name);
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,

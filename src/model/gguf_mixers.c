@@ -8,22 +8,11 @@
 
 static const char feed_forward[] = "feed_forward_length";
 
-static bool named(const mhai_gguf_reading *r, const char *architecture)
-{
-    return strcmp(r->name, architecture) == 0;
-}
-
-bool mhai_gguf_has_kinds(const mhai_gguf_reading *r)
-{
-    return named(r, "nemotron_h");
-}
-
-/* Layers of Nemotron-H with a feed-forward length have nothing else. */
 mha_status mhai_gguf_kinds(const mhai_gguf_reading *r, json_t *types)
 {
     mha_gguf_value value;
     int64_t width = 0;
-    if (!mhai_gguf_has_kinds(r)) return MHA_OK;
+    if (!(r->traits & MHAI_GGUF_KINDS)) return MHA_OK;
     if (!mhai_gguf_key(r, feed_forward, &value)) return mhai_gguf_missing(r, feed_forward);
     MHA_TRY(mhai_gguf_check_array(r, &value));
     for (int64_t i = 0; i < (int64_t)json_array_size(types); i++) {
@@ -51,20 +40,19 @@ static mha_status read_spaces(const mhai_gguf_reading *r, const mha_gguf_value *
 {
     const int64_t size = mhai_gguf_count(r, "hidden_size");
     mha_gguf_value value;
+    const bool kinds = r->traits & MHAI_GGUF_KINDS, pure = strcmp(r->name, "mamba2") == 0;
     bool rotates = false;
-    if (!mhai_gguf_has_kinds(r) && (size < 1 || width % size != 0))
+    if (!kinds && (size < 1 || width % size != 0))
         return mhai_gguf_refuse(r, inner,
                                 "is not a multiple of embedding_length, which is not supported");
     if (mhai_gguf_key(r, "rope.scaling.finetuned", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
-    const bool pure = named(r, "mamba2");
     return (!pure || mhai_put_count(r->root, "head_dim", width / heads)) &&
                    mhai_put_count(r->root, "mamba_d_head", width / heads) &&
                    mhai_put_count(r->root, "mamba_head_dim", width / heads) &&
                    mhai_put_count(r->root, "time_step_min", 0) &&
-                   (mhai_gguf_has_kinds(r) ||
-                    (mhai_put_count(r->root, "mamba_expand", width / size) &&
-                     mhai_put_count(r->root, "expand", width / size))) &&
+                   (kinds || (mhai_put_count(r->root, "mamba_expand", width / size) &&
+                              mhai_put_count(r->root, "expand", width / size))) &&
                    mhai_put_text(r->root, "position_embedding_type", rotates ? "rope" : "nope")
                ? MHA_OK
                : MHA_NO_MEMORY("model");
@@ -78,20 +66,19 @@ mha_status mhai_gguf_mixers(const mhai_gguf_reading *r)
     const int64_t heads = mhai_gguf_count(r, "linear_num_value_heads");
     mha_gguf_value value;
     int64_t width = 0, further = 0;
-    const bool spaces = named(r, "granitehybrid") || named(r, "mamba2") || mhai_gguf_has_kinds(r);
-    if (!spaces && !named(r, "qwen35") && !named(r, "qwen35moe") && !named(r, "qwen3next"))
-        return MHA_OK;
+    if (!(r->traits & (MHAI_GGUF_NETS | MHAI_GGUF_SPACES))) return MHA_OK;
     if (!mhai_gguf_key(r, "ssm.inner_size", &value)) return mhai_gguf_missing(r, "ssm.inner_size");
     MHA_TRY(mha_gguf_integer(&value, 0, 1, INT32_MAX, &width));
     if (heads < 1 || width % heads != 0)
         return mhai_path_fail(MHA_ERR_MODEL, r->path,
                               "'%s' is %lld, which %s.ssm.time_step_rank %lld does not divide",
                               value.key, (long long)width, r->name, (long long)heads);
-    if (spaces) return read_spaces(r, &value, width, heads);
+    if (r->traits & MHAI_GGUF_SPACES) return read_spaces(r, &value, width, heads);
     if (mhai_gguf_key(r, "nextn_predict_layers", &value))
         MHA_TRY(mha_gguf_integer(&value, 0, 0, INT32_MAX, &further));
     if (further > 0) return mhai_gguf_refuse(r, &value, "counts layers that are not supported");
-    if (heads != keys && !named(r, "qwen3next") && mhai_gguf_key(r, "ssm.group_count", &value))
+    if (heads != keys && (r->traits & MHAI_GGUF_REORDERED) &&
+        mhai_gguf_key(r, "ssm.group_count", &value))
         return mhai_gguf_refuse(r, &value,
                                 "differs from ssm.time_step_rank, which is not supported");
     return mhai_put_count(r->root, "linear_value_head_dim", width / heads) ? MHA_OK

@@ -6,11 +6,22 @@
 
 #include <multihead/gguf.h>
 
+/* Traits of an architecture. */
+enum {
+    MHAI_GGUF_WINDOWS = 1,   /* a pattern says which layers have a window */
+    MHAI_GGUF_SWITCH = 2,    /* rope.scaling.finetuned false: no positions */
+    MHAI_GGUF_NETS = 4,      /* gated delta nets */
+    MHAI_GGUF_REORDERED = 8, /* converters reorder value heads that share a key head */
+    MHAI_GGUF_SPACES = 16,   /* layers of Mamba-2 */
+    MHAI_GGUF_KINDS = 32     /* layers with a feed-forward length have nothing else */
+};
+
 typedef struct mhai_gguf_reading {
     const mha_gguf *file;
     const char *path;
     const char *name; /* name of the architecture, which begins its keys */
     const struct architecture *of;
+    uint32_t traits;
     json_t *root, *names; /* names: those of fields; owned by root */
 } mhai_gguf_reading;
 
@@ -56,9 +67,8 @@ typedef enum mhai_gguf_routing {
 int64_t mhai_gguf_expert_count(const mhai_gguf_reading *r);
 MHA_NODISCARD mha_status mhai_gguf_experts(const mhai_gguf_reading *r, mhai_gguf_routing routing);
 
-/* gguf_mixers.c: whether layers are of several kinds by their feed-forward lengths, which change a
- * list of layer types; the settings of mixers other than attention. */
-bool mhai_gguf_has_kinds(const mhai_gguf_reading *r);
+/* gguf_mixers.c: change a list of layer types by their feed-forward lengths (MHAI_GGUF_KINDS); read
+ * the settings of mixers other than attention. */
 MHA_NODISCARD mha_status mhai_gguf_kinds(const mhai_gguf_reading *r, json_t *types);
 MHA_NODISCARD mha_status mhai_gguf_mixers(const mhai_gguf_reading *r);
 

@@ -247,6 +247,11 @@ static int64_t blocks_in(int64_t count, int64_t size)
     return count > size ? count / size + (count % size != 0) : 1;
 }
 
+static bool is_real(const mha_tensor *tensor)
+{
+    return tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16;
+}
+
 /* Check the scales of a float8 weight, which is a matrix: one for each block of
  * quantization_config. */
 static mha_status check_scales(const mhai_weights *weights, const char *path, const char *name,
@@ -261,17 +266,21 @@ static mha_status check_scales(const mhai_weights *weights, const char *path, co
             MHA_ERR_MODEL, path,
             "weight '%s' has no scales '%s%s', which quantization_config of config.json requires",
             name, name, q->suffix);
+    mhai_weights_print_shape(has, sizeof has, tensor);
+    if (tensor->ndim != 2)
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
+                              "weight '%s' has scales and the shape %s, expected a matrix; save it "
+                              "as float32, float16 or bfloat16",
+                              name, has);
     MHA_TRY(mhai_weights_peek(weights, at, &scales));
     const int64_t rows = blocks_in(tensor->shape[0], q->rows);
     const int64_t columns = blocks_in(tensor->shape[1], q->columns);
     int64_t count = 1;
     MHA_TRY(mha_tensor_count(&scales, &count));
-    const bool real =
-        scales.dtype == MHA_F32 || scales.dtype == MHA_F16 || scales.dtype == MHA_BF16;
     const bool shaped = scales.ndim == 2 ? scales.shape[0] == rows && scales.shape[1] == columns
                                          : scales.ndim < 2 && columns == 1 && count == rows;
     mhai_weights_print_shape(has, sizeof has, &scales);
-    if (tensor->ndim == 2 && real && shaped) return MHA_OK;
+    if (is_real(&scales) && shaped) return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, path,
                           "scales of weight '%s' are %s %s, expected floats of shape [%lld, %lld]",
                           name, mha_dtype_name(scales.dtype), has, (long long)rows,
@@ -309,10 +318,7 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
     if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL);
     if (weights->quantization.suffix && is_float8(type_of(weights, *index)))
         return check_scales(weights, path, name, *index, tensor);
-    if (expected->dtype == MHA_U8
-            ? tensor->dtype == MHA_U8
-            : tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
-        return MHA_OK;
+    if (expected->dtype == MHA_U8 ? tensor->dtype == MHA_U8 : is_real(tensor)) return MHA_OK;
     if (expected->dtype == MHA_U8)
         return mhai_path_fail(MHA_ERR_UNSUPPORTED, path, "weight '%s' is %s, expected u8", name,
                               mha_dtype_name(tensor->dtype));

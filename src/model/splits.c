@@ -43,8 +43,7 @@ mha_status mha_split_next(mha_splitting splitting, const char *text, size_t byte
 {
     size_t step = 0;
     utf8proc_int32_t code = 0;
-    if ((!text && bytes) || !at || !from)
-        return mha_fail(MHA_ERR_NULL, "mha_split_next: an argument is NULL");
+    MHA_NEED_AS("mha_split_next", "text, at, from", text || bytes == 0, at, from);
     if ((unsigned)splitting > MHA_SPLIT_CHARACTERS || *at > bytes || bytes > PTRDIFF_MAX)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_split_next: splitting %d, at %zu of %zu bytes",
                         (int)splitting, *at, bytes);

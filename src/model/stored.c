@@ -63,8 +63,8 @@ static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
 }
 
 /* Find blocks of MXFP4 and their scales. */
-static mha_status find_blocks(const mhai_weights *weights, const int64_t shape[3], const char *name,
-                              mhai_elements *from)
+static mha_status find_blocks(const mhai_weights *weights, const int64_t shape[3],
+                              const mhai_weight_name *row, const char *name, mhai_elements *from)
 {
     const int64_t blocks[] = {shape[0], shape[1], shape[2] / 32, 16};
     const mha_tensor table = mha_tensor_contiguous(NULL, MHA_U8, 4, blocks);
@@ -72,7 +72,8 @@ static mha_status find_blocks(const mhai_weights *weights, const int64_t shape[3
     char other[MHAI_WEIGHT_NAME];
     int64_t index, at;
     MHA_TRY(mhai_weights_check(weights, name, &table, &index));
-    snprintf(other, sizeof other, "%.*sscales", (int)(strlen(name) - strlen("blocks")), name);
+    snprintf(other, sizeof other, "%s", name);
+    mhai_stored_part(row, 1, other);
     MHA_TRY(mhai_weights_check(weights, other, &scales, &at));
     if (shape[2] % 32 != 0)
         return mha_fail(MHA_ERR_MODEL, "weight '%s' has blocks of 32 numbers in rows of %lld", name,
@@ -102,7 +103,8 @@ static mha_status find_expert(const mhai_weights *weights, const mha_transformer
     stored->step = mixed ? parts : 1;
     stored->first = (expert * parts + row->part) * p->shape[0];
     if (mixed) stored->first = expert * total * (turned ? p->shape[1] : 1) + row->part;
-    if (row->form == MHAI_EXPERT_MXFP4) return find_blocks(weights, shape, name, &stored->from);
+    if (row->form == MHAI_EXPERT_MXFP4)
+        return find_blocks(weights, shape, row, name, &stored->from);
     MHA_TRY(mhai_weights_check(weights, name, &table, &index));
     stored->from = mhai_weights_elements(weights, index);
     return MHA_OK;
@@ -110,9 +112,15 @@ static mha_status find_expert(const mhai_weights *weights, const mha_transformer
 
 bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_NAME])
 {
+    static const char blocks[] = "blocks", scales[] = "scales";
+    const mhai_weight_form form = row ? row->form : MHAI_AS_IS;
     if (i == 0) return true;
-    if (!row || row->form != MHAI_CONVOLUTIONS || i > 2) return false;
-    *(strstr(name, "_conv1d") - 1) = "qkv"[i];
+    if (form == MHAI_CONVOLUTIONS && i <= 2)
+        *(strstr(name, "_conv1d") - 1) = "qkv"[i];
+    else if (form == MHAI_EXPERT_MXFP4 && i == 1)
+        memcpy(name + strlen(name) - strlen(blocks), scales, strlen(scales));
+    else
+        return false;
     return true;
 }
 
@@ -215,10 +223,25 @@ static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t row
     }
 }
 
+/* Whether row i of the parameter has the numbers of row row_at(i) of the file. */
+static bool has_rows(const mhai_stored_parameter *p)
+{
+    return !p->transposed && p->form != MHAI_PLUS_ONE && p->form != MHAI_MINUS_EXP &&
+           p->form != MHAI_CONVOLUTIONS && !p->from.exponents;
+}
+
+/* Whether these rows of the file are also in the same order. */
 static bool in_order(const mhai_stored_parameter *p)
 {
-    return p->form != MHAI_PAIRED_ROWS && p->form < MHAI_EXPERT_MIXED &&
-           (p->form < MHAI_FUSED_HEADS || p->form > MHAI_FUSED_GROUPS);
+    switch (p->form) {
+    case MHAI_FUSED_HEADS:
+    case MHAI_FUSED_GATE:
+    case MHAI_FUSED_GROUPS:
+    case MHAI_PAIRED_ROWS:
+    case MHAI_EXPERT_MIXED:
+    case MHAI_EXPERT_MXFP4: return false;
+    default: return has_rows(p);
+    }
 }
 
 /* Read rows. Those that are adjacent in the file are read together. */
@@ -263,11 +286,8 @@ bool mhai_stored_read_coded(const void *stored, int64_t parameter, int64_t row, 
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     int64_t at[MHA_CODED_ROWS];
-    if (p->transposed || p->form == MHAI_PLUS_ONE || p->from.exponents) return false;
-    for (int i = 0; i < MHA_CODED_ROWS; i++) {
-        const int64_t which = row + (i < rows ? i : rows - 1);
-        at[i] = in_order(p) ? p->first + which : row_at(p, which);
-    }
+    if (!has_rows(p)) return false;
+    for (int i = 0; i < MHA_CODED_ROWS; i++) at[i] = row_at(p, row + (i < rows ? i : rows - 1));
     return mhai_gguf_code(p->from.type, p->from.data, p->columns, at, column, columns, to);
 }
 
@@ -277,8 +297,7 @@ const void *mhai_stored_find_rows(const void *stored, int64_t parameter, int64_t
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     const mha_gguf_type from = p->from.type;
     (void)rows;
-    if (p->transposed || p->form == MHAI_PLUS_ONE || !in_order(p)) return NULL;
-    if (from != MHA_GGUF_F16 && from != MHA_GGUF_BF16) return NULL;
+    if (!in_order(p) || (from != MHA_GGUF_F16 && from != MHA_GGUF_BF16)) return NULL;
     *type = from == MHA_GGUF_F16 ? MHA_F16 : MHA_BF16;
     *stride = p->columns;
     return p->from.data + (p->first + row) * p->columns * (int64_t)sizeof(uint16_t);

@@ -36,8 +36,8 @@ MHA_NODISCARD mha_status mhai_stored_find(const mhai_weights *weights, const mha
 MHA_NODISCARD mha_status mhai_stored_sinusoids(mha_context *context, const mha_parameter *p,
                                                mhai_stored *stored, mhai_stored_parameter *to);
 
-/* The name of part i of a weight: another one for each part with MHAI_CONVOLUTIONS. False: there is
- * no such part. */
+/* Change the name of part i - 1 of a weight to that of part i: of q, k and v with
+ * MHAI_CONVOLUTIONS, of blocks and scales with MHAI_EXPERT_MXFP4. False: there is no such part. */
 bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_NAME]);
 
 /* The functions of a mha_transformer_source. */

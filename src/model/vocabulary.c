@@ -273,8 +273,8 @@ mha_status mha_vocabulary_locate(const mha_vocabulary *v, const char *text, size
                                  int32_t *ids, int64_t *begin, int64_t *end, int64_t room,
                                  int64_t *count)
 {
-    if (!v || (!text && bytes) || (!ids && room > 0) || !count)
-        return mha_fail(MHA_ERR_NULL, "mha_vocabulary_encode: an argument is NULL");
+    MHA_NEED_AS("mha_vocabulary_encode", "vocabulary, text, ids, count", v, text || bytes == 0,
+                ids || room <= 0, count);
     if (bytes > PTRDIFF_MAX - 1) return mha_fail(MHA_ERR_SIZE, "text: longer than memory");
     char *copy = malloc(bytes + 1);
     if (!copy) return mha_fail(MHA_ERR_NOMEM, "text: cannot allocate %zu bytes", bytes + 1);

@@ -581,15 +581,22 @@ static mha_status take_choice(const panel_maker *maker, int64_t layer, mha_choic
     return MHA_OK;
 }
 
-/* The experts of each token, unless they are too many for a page. */
-static mha_status add_experts(const panel_maker *maker, mha_report *report)
+/* Add the experts of each token, or the fact that they are not shown. */
+static mha_status add_experts(const panel_maker *maker, mha_fact *facts, mha_report *report)
 {
     const int64_t most = 200000; /* about 2 MB of the file */
     const mha_routes *routes = &maker->maps->routes;
+    const bool pooled = maker->maps->cell > 1;
     int64_t numbers = 0;
     mha_choice *choices;
     for (int64_t l = 0; l < routes->layers; l++) numbers += routes->tokens * routes->layer[l].used;
-    if (numbers == 0 || numbers > most) return MHA_OK;
+    if (numbers == 0) return MHA_OK;
+    if (pooled || numbers > most) {
+        facts[report->fact_count++] =
+            (mha_fact){"experts", pooled ? "not shown for blocks of tokens; use view --experts"
+                                         : "more than 200000, not shown; use view --experts"};
+        return MHA_OK;
+    }
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, routes->layers, &choices));
     report->choices = choices;
     report->choice_title = "Experts";
@@ -601,13 +608,13 @@ static mha_status add_experts(const panel_maker *maker, mha_report *report)
 
 static mha_status make_report(const panel_maker *maker, mha_report *report)
 {
-    enum { FACTS = 4, NUMBER_BYTES = 64, TEXT_BYTES = 1 << 14 };
+    enum { FACTS = 4, MORE_FACTS = 1, NUMBER_BYTES = 64, TEXT_BYTES = 1 << 14 };
     const mha_maps *maps = maker->maps;
     const int64_t tokens = maps->cell > 1 ? maps->tokens.count : maps->rows.count;
     mha_fact *facts;
     char *size, *count, *text, *producer;
     const char **special;
-    MHA_TRY(MHA_ROOM_ALLOC(maker->room, FACTS, &facts));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, FACTS + MORE_FACTS, &facts));
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, NUMBER_BYTES, &size));
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, NUMBER_BYTES, &count));
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, TEXT_BYTES, &text));
@@ -634,7 +641,8 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
                            .twin_value = "norm"};
     report->special_count = add_special(&maps->rows, special, 0);
     report->special_count = add_special(&maps->cols, special, report->special_count);
-    if (maps->cell <= 1) return add_experts(maker, report);
+    MHA_TRY(add_experts(maker, facts, report));
+    if (maps->cell <= 1) return MHA_OK;
     report->cell_tokens = maps->cell;
     report->tokens = maps->tokens.labels;
     report->token_count = maps->tokens.count;

@@ -74,8 +74,8 @@ static mha_status check(const mha_model *model, const mha_generation_desc *d)
                             ? "batch, capacity or max_step of the cache"
                             : NULL;
     if (error) return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: %s", error);
-    if (!d->prompt || (d->end_count > 0 && !d->ends) || (d->source_count > 0 && !d->source))
-        return mha_fail(MHA_ERR_NULL, "mha_generation_create: NULL argument");
+    MHA_NEED_AS("mha_generation_create", "prompt, ends, source", d->prompt,
+                d->ends || d->end_count == 0, d->source || d->source_count == 0);
     return MHA_OK;
 }
 
@@ -209,7 +209,7 @@ mha_status mha_generation_next(mha_context *context, mha_generation *generation,
 {
     mha_generation *g = generation;
     bool stopped = false;
-    MHA_NEED("mha_generation_next", context, g, out);
+    MHA_NEED_AS("mha_generation_next", "context, generation, step", context, g, out);
     MHA_TRY(mha_struct_check_size("mha_generation_step", out->struct_size, sizeof *out));
     *out = (mha_generation_step){.struct_size = out->struct_size, .token = -1, .text = ""};
     if (g->state == MHA_GENERATION_CONTINUES && g->made == g->most)

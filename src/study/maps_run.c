@@ -102,7 +102,7 @@ static mha_status check(mha_model *model, const mha_maps_desc *given, mha_maps_d
                         const mha_maps *maps)
 {
     const uint32_t known = MHA_MAPS_TWINS | MHA_MAPS_NEURONS | MHA_MAPS_SELF;
-    MHA_NEED("maps", model, given, maps);
+    MHA_NEED_AS("maps", "model, desc, maps", model, given, maps);
     MHA_TRY(mha_struct_check_size("mha_maps", maps->struct_size, sizeof *maps));
     MHA_TRY(mha_struct_read("mha_maps_desc", desc, sizeof *desc, sizeof *desc, given,
                             given->struct_size));

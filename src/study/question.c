@@ -92,7 +92,8 @@ mha_status mha_question_ask(mha_context *context, const mha_transformer *transfo
 {
     mha_question q;
     mha_transformer_desc d = {.struct_size = sizeof d};
-    MHA_NEED("question", context, transformer, tokens, given, answer);
+    MHA_NEED_AS("question", "context, transformer, tokens, question, answer", context, transformer,
+                tokens, given, answer);
     *answer = (mha_answer){.predicted = -1};
     MHA_TRY(mha_struct_read("mha_question", &q, sizeof q, sizeof q, given, given->struct_size));
     mha_transformer_describe(transformer, &d);

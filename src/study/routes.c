@@ -1,6 +1,8 @@
 /* The experts that each token of a text uses. */
 #include "study/routes.h"
 
+#include "study/study.h"
+
 #include <multihead/component.h>
 #include <multihead/json.h>
 
@@ -10,20 +12,17 @@
 mha_status mhai_routes_make(const mha_transformer_desc *d, int64_t tokens, mha_room *room,
                             mha_routes *routes)
 {
-    bool some = false;
     *routes = (mha_routes){.struct_size = sizeof *routes};
-    for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        some = some || d->layers[l].experts.count > 0;
-    if (!some) return MHA_OK;
-    MHA_TRY(MHA_ROOM_ALLOC(room, d->num_layers, &routes->layer));
-    for (int64_t l = 0; l < d->num_layers; l++) {
+    for (int64_t l = 0; d->layers && l < d->num_layers; l++) {
         const mha_experts_desc *x = &d->layers[l].experts;
-        mha_layer_routes *to = &routes->layer[l];
         if (x->count == 0) continue;
+        if (!routes->layer) MHA_TRY(MHA_ROOM_ALLOC(room, d->num_layers, &routes->layer));
+        mha_layer_routes *to = &routes->layer[l];
         *to = (mha_layer_routes){.count = x->count, .used = x->used};
         MHA_TRY(MHA_ROOM_ALLOC(room, tokens * x->used, &to->experts));
         MHA_TRY(MHA_ROOM_ALLOC(room, tokens * x->used, &to->weights));
     }
+    if (!routes->layer) return MHA_OK;
     routes->layers = d->num_layers;
     routes->tokens = tokens;
     return MHA_OK;
@@ -52,9 +51,12 @@ mha_status mha_routes_measure(mha_context *context, const mha_transformer *trans
                               const mha_tokens *tokens, mha_routes *routes)
 {
     mha_transformer_desc d = {.struct_size = sizeof d};
-    if (!context || !transformer || !tokens || !routes)
-        return mha_fail(MHA_ERR_NULL, "mha_routes_measure: an argument is NULL");
+    MHA_NEED("mha_routes_measure", context, transformer, tokens, routes);
     MHA_TRY(mha_struct_check_size("mha_routes", routes->struct_size, sizeof *routes));
+    if (tokens->count < 1 || tokens->count > INT32_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_routes_measure: count is %" PRId64 ", expected 1..%" PRId32,
+                        tokens->count, INT32_MAX);
     mha_transformer_describe(transformer, &d);
     if (d.flags & MHA_TRANSFORMER_CROSS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_routes_measure: the transformer has a memory");
@@ -62,13 +64,11 @@ mha_status mha_routes_measure(mha_context *context, const mha_transformer *trans
     mha_routes made;
     mha_status status = mhai_routes_make(&d, tokens->count, &room, &made);
     if (status == MHA_OK && made.layers > 0) {
-        const int64_t shape[] = {1, tokens->count};
-        const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape);
-        const mha_transformer_input input = {.struct_size = sizeof input,
-                                             .tokens = &ids,
-                                             .after_layer = after_layer,
-                                             .after_layer_user = &made};
-        status = mha_transformer_forward(context, transformer, &input, NULL, NULL, NULL, NULL);
+        mhai_sequence s;
+        mhai_sequence_make(tokens, &d, &s);
+        s.input.after_layer = after_layer;
+        s.input.after_layer_user = &made;
+        status = mha_transformer_forward(context, transformer, &s.input, NULL, NULL, NULL, NULL);
     }
     if (status == MHA_OK) {
         *routes = made;

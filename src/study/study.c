@@ -463,8 +463,7 @@ mha_status mha_study_measure(mha_study *study, const mha_tokens *texts, int64_t 
                              const mha_study_visit *const *visit, int64_t sequences)
 {
     int64_t number = 0;
-    if (!study || (!texts && count > 0))
-        return mha_fail(MHA_ERR_NULL, "mha_study_measure: NULL argument");
+    MHA_NEED_AS("mha_study_measure", "study, texts", study, texts || count <= 0);
     for (int64_t i = 0; i < count; i++)
         MHA_TRY(mha_study_count(study, &texts[i], visit && visit[i] ? visit[i]->links : NULL));
     if (count > 0) MHA_TRY(mha_study_begin(study));

@@ -24,8 +24,8 @@ mha_status mha_text_writer_create(const mha_model *model, const char *const *sto
 {
     mhai_reader reader;
     size_t bytes = 0;
-    if (!model || !writer || (!stops && stop_count > 0))
-        return mha_fail(MHA_ERR_NULL, "mha_text_writer_create: NULL argument");
+    MHA_NEED_AS("mha_text_writer_create", "model, stops, writer", model, stops || stop_count <= 0,
+                writer);
     MHA_TRY(mhai_reader_make(model, &reader));
     for (int64_t i = 0; i < stop_count; i++) bytes += strlen(stops[i]) + 1;
     mha_text_writer *made = calloc(1, sizeof *made);

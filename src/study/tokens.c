@@ -375,8 +375,8 @@ mha_status mha_tokens_read(const mha_model *model, const mha_tokens_options *opt
     reading r;
     const uint32_t known = MHA_TOKENS_TRUNCATE | MHA_TOKENS_PLAIN | MHA_TOKENS_PROMPT;
     mha_tokens made = {.struct_size = sizeof made};
-    if (!model || !tokens || (!text && bytes > 0) || (!pair && pair_bytes > 0))
-        return mha_fail(MHA_ERR_NULL, "mha_tokens_read: NULL argument");
+    MHA_NEED_AS("mha_tokens_read", "model, text, pair, tokens", model, text || bytes == 0,
+                pair || pair_bytes == 0, tokens);
     MHA_TRY(mha_struct_read("mha_tokens_options", &r.how, sizeof r.how, sizeof r.how, options,
                             options ? options->struct_size : 0));
     MHA_TRY(mha_struct_check_size("mha_tokens", tokens->struct_size, sizeof *tokens));

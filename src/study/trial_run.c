@@ -44,7 +44,7 @@ static mha_status check_heads(const mha_trials *trials, const mha_trial_head *he
 
 mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given, mha_trial *run)
 {
-    MHA_NEED("trial", trials, given);
+    MHA_NEED_AS("trial", "trials, run", trials, given);
     MHA_TRY(mha_struct_read("mha_trial", run, sizeof *run, sizeof *run, given, given->struct_size));
     if (run->flags & ~(uint32_t)MHA_TRIAL_AT_LAST)
         return mha_fail(MHA_ERR_ARGUMENT, "trial: flags %#x, expected MHA_TRIAL_AT_LAST or 0",

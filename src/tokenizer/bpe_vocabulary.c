@@ -8,6 +8,7 @@
 #include <multihead/component.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -155,16 +156,26 @@ static mha_status add_merges(mhai_loader *l, const mhai_vocabulary_desc *d)
 
 /* ---- Settings -------------------------------------------------------------------------------- */
 
+/* Report an unknown splitter, with the first name of each row. */
+static mha_status fail_splitter(const char *where, const char *name)
+{
+    char known[128] = "";
+    for (size_t i = 0; i < sizeof splitters / sizeof splitters[0]; i++) {
+        const size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%.*s", i > 0 ? ", " : "",
+                 (int)strcspn(splitters[i].names, " "), splitters[i].names);
+    }
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, where,
+                          "pre-tokenizer '%s' is not supported; %s and their other names are",
+                          mhai_show_name(name).text, known);
+}
+
 static mha_status set_bytes(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
 {
     const char *where = d->where, *name = d->splitter ? d->splitter : "none";
     const mhai_step_desc nfc = {.like = {.what = MHAI_STEP_NFC}};
     const struct splitter *splitter = find_splitter(name);
-    if (!splitter)
-        return mhai_path_fail(MHA_ERR_UNSUPPORTED, where,
-                              "pre-tokenizer '%s' is not supported; only gpt-2, llama-bpe, qwen2, "
-                              "smollm and their other names are",
-                              mhai_show_name(name).text);
+    if (!splitter) return fail_splitter(where, name);
     bpe->byte_level = true;
     bpe->ignore_merges = splitter->ignore_merges;
     if (splitter->nfc) MHA_TRY(mhai_bpe_add_step(bpe, where, &nfc));

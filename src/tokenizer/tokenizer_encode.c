@@ -187,8 +187,8 @@ mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer, const mha_encode
                                 const char *text, size_t text_bytes, const char *pair,
                                 size_t pair_bytes, mha_encoding *encoding)
 {
-    if (!tokenizer || !encoding || (!text && text_bytes > 0) || (!pair && pair_bytes > 0))
-        return mha_fail(MHA_ERR_NULL, "mha_tokenizer_encode: NULL argument");
+    MHA_NEED_AS("mha_tokenizer_encode", "tokenizer, text, pair, encoding", tokenizer,
+                text || text_bytes == 0, pair || pair_bytes == 0, encoding);
     mha_encode_options own;
     MHA_TRY(mha_struct_read("mha_encode_options", &own, sizeof own, sizeof own, options,
                             options ? options->struct_size : 0));
@@ -255,8 +255,8 @@ static mha_status hand_over(const mha_allocator *allocator, const mhai_vector *n
 mha_status mha_tokenizer_words(const mha_tokenizer *tokenizer, const char *text, size_t text_bytes,
                                mha_words *words)
 {
-    if (!tokenizer || !words || (!text && text_bytes > 0))
-        return mha_fail(MHA_ERR_NULL, "mha_tokenizer_words: NULL argument");
+    MHA_NEED_AS("mha_tokenizer_words", "tokenizer, text, words", tokenizer,
+                text || text_bytes == 0, words);
     MHA_TRY(mha_struct_check_size("mha_words", words->struct_size, sizeof *words));
     MHA_TRY(mhai_tokenizer_check_text("text", text, text_bytes));
     mhai_vector normalized = mhai_vector_make(&tokenizer->allocator, 1);

@@ -27,7 +27,9 @@ static float *carve(carver *c, int64_t rows, int64_t cols)
     return part;
 }
 
-static mhai_kept_step carve_step(carver *c, const mha_activations *a, const mhai_place_step *place)
+/* shares: its input is that of another step. */
+static mhai_kept_step carve_step(carver *c, const mha_activations *a, const mhai_place_step *place,
+                                 bool shares)
 {
     const mha_transformer *t = a->transformer;
     const int64_t tokens = a->max_tokens, width = t->desc.embed_dim;
@@ -35,7 +37,7 @@ static mhai_kept_step carve_step(carver *c, const mha_activations *a, const mhai
         mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM) || mhai_step_norms_branch(place);
     mhai_kept_step step = {.x = carve(c, tokens, width)};
     step.from = step.x;
-    step.in = mhai_step_norms_input(t, place) ? carve(c, tokens, width) : step.x;
+    step.in = mhai_step_norms_input(t, place) && !shares ? carve(c, tokens, width) : step.x;
     if (follows && !a->passing) step.z = carve(c, tokens, width);
     return step;
 }
@@ -49,7 +51,7 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
     const int64_t tokens = a->max_tokens, q = heads.q * d->head_dim;
     const mhai_place_layer *place = &a->transformer->layers[layer];
     mhai_kept_attention kept = {
-        .step = carve_step(c, a, cross ? &place->cross.step : &place->self.step)};
+        .step = carve_step(c, a, cross ? &place->cross.step : &place->self.step, false)};
     kept.qkv = carve(c, tokens, cross ? q : mix.width);
     if (cross) kept.memory = carve(c, a->max_memory, 2 * heads.kv * d->head_dim);
     kept.heads = carve(c, tokens, cross ? q : mix.out);
@@ -83,10 +85,12 @@ static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai
     layer->self = carve_attention(c, a, index, false);
     if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = carve_attention(c, a, index, true);
     if (!mha_transformer_feeds(d, index)) return;
-    layer->ff = carve_step(c, a, &t->layers[index].ff);
+    const bool shares = d->flags & MHA_TRANSFORMER_ONE_NORM && mha_transformer_heads(d, index) > 0;
+    layer->ff = carve_step(c, a, &t->layers[index].ff, shares);
     if (d->flags & MHA_TRANSFORMER_PARALLEL) {
         layer->ff.from = layer->self.step.x;
         if (!mhai_step_norms_input(t, &t->layers[index].ff)) layer->ff.in = layer->ff.from;
+        if (shares) layer->ff.in = layer->self.step.in;
     }
     if (mhai_transformer_experts(d, index)) {
         carve_experts(c, a, index, layer);

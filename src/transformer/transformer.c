@@ -709,6 +709,12 @@ void mha_transformer_destroy(mha_transformer *t)
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
+bool mha_feed_forward_gated(mha_feed_forward kind)
+{
+    return kind == MHA_FEED_FORWARD_SWIGLU || kind == MHA_FEED_FORWARD_GEGLU ||
+           kind == MHA_FEED_FORWARD_GEGLU_TANH || kind == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
+}
+
 bool mha_transformer_feeds(const mha_transformer_desc *desc, int64_t layer)
 {
     return desc->ff_dim > 0 &&

@@ -487,7 +487,7 @@ static mha_status take_scratch(call *c)
         wide = mhai_max_i64(wide, mix.width);
     }
     c->dx = c->dy = c->a->gradient;
-    if (mha_transformer_norms_follow(d) || d->flags & MHA_TRANSFORMER_PARALLEL ||
+    if (mhai_transformer_norms_branches(d) || d->flags & MHA_TRANSFORMER_PARALLEL ||
         d->residual_scale < 1 || d->residual_scale > 1)
         MHA_TRY(take(c, rows, d->embed_dim, &c->dy));
     MHA_TRY(take(c, rows, d->embed_dim, &c->din));

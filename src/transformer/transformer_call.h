@@ -21,7 +21,8 @@ MHA_NODISCARD mha_status mhai_delta_position(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_run(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t layer);
 
-/* The step of a recurrent mixer, clip(log(1 + exp(x))), and its derivative by x. */
+/* The step of a recurrent mixer, clip(log(1 + exp(x))), and its derivative by x (NULL: not
+ * requested). */
 double mhai_delta_step(const mha_layer_desc *layer, double x, double *slope);
 
 /* A short convolution: write the input of W_o to kept->heads. */

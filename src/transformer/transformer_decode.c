@@ -122,16 +122,12 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
                              MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING));
     MHA_TRY(
         mhai_check_reserved("mha_decoder_desc", own->reserved2 ? own->reserved2 : own->reserved3));
-    const struct {
-        const char *name;
-        int64_t value;
-    } sizes[] = {{"mha_decoder_desc: page_size", own->page_size},
-                 {"mha_decoder_desc: pages", own->pages},
-                 {"mha_decoder_desc: window", own->window},
-                 {"mha_decoder_desc: sink_keys", own->sink_keys},
-                 {"mha_decoder_desc: memory_capacity", own->memory_capacity}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        MHA_TRY(mhai_check_range(sizes[i].name, sizes[i].value, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: page_size", own->page_size, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: pages", own->pages, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: window", own->window, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: sink_keys", own->sink_keys, 0, INT64_MAX));
+    MHA_TRY(
+        mhai_check_range("mha_decoder_desc: memory_capacity", own->memory_capacity, 0, INT64_MAX));
     if (own->sink_keys > 0 && own->window == 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_decoder_desc: sink_keys is %lld, but there is no window to be exempt "
@@ -723,43 +719,62 @@ static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tens
     return status;
 }
 
-/* Compute the keys and values of a sequence again, with the rotation of its new length. */
-static mha_status turn_sequence(mha_context *context, mha_decoder *d, int64_t b, int64_t start)
+/* Append the first lengths[b] recorded tokens to every sequence b again, in as few steps as fit. */
+static mha_status recompute(mha_context *context, mha_decoder *d, const int64_t *lengths,
+                            int64_t longest, int32_t *ids, int64_t *counts)
 {
-    const int64_t B = d->desc.batch, length = d->lengths[b];
-    const int64_t most = mhai_min_i64(d->desc.max_step, length);
-    int32_t *ids;
-    int64_t *counts;
-    mha_status status = mha_scratch_zeros(context, B * most, sizeof *ids, &ids);
-    if (status == MHA_OK) status = mha_scratch_zeros(context, B, sizeof *counts, &counts);
-    MHA_TRY(mhai_spread_agree(d->transformer, status));
-    MHA_TRY(cut(d, b, 0));
-    d->starts[b] = start;
-    for (int64_t at = 0; at < length && status == MHA_OK; at += counts[b]) {
-        counts[b] = mhai_min_i64(most, length - at);
-        memcpy(ids + b * counts[b], d->history + b * d->desc.capacity + at,
-               (size_t)counts[b] * sizeof *ids);
-        const mha_tensor tokens =
-            mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, counts[b]});
+    const int64_t B = d->desc.batch, most = mhai_min_i64(d->desc.max_step, longest);
+    mha_status status = MHA_OK;
+    for (int64_t at = 0; at < longest && status == MHA_OK; at += most) {
+        const int64_t n = mhai_min_i64(most, longest - at);
+        for (int64_t b = 0; b < B; b++) {
+            counts[b] = mhai_min_i64(n, mhai_max_i64(0, lengths[b] - at));
+            memcpy(ids + b * n, d->history + b * d->desc.capacity + at,
+                   (size_t)counts[b] * sizeof *ids);
+        }
+        const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, n});
         const mha_scratch_mark mark = mha_scratch_top(context);
-        status =
-            take_rows(context, d, &tokens, &(mhai_kv_rows){counts[b], NULL, counts}, NULL, MHA_OK);
+        status = take_rows(context, d, &tokens, &(mhai_kv_rows){n, NULL, counts}, NULL, MHA_OK);
         mha_scratch_release(context, mark);
     }
-    if (status != MHA_OK) MHA_TRY(cut(d, b, 0));
     return status;
 }
 
+/* The row of position 0 in encodings, for sequence b after this step. */
+static int64_t start_of(const mha_decoder *d, const mhai_kv_rows *rows, int64_t b)
+{
+    const int64_t count = mhai_kv_count(rows, b);
+    return count == 0 ? d->starts[b]
+                      : mhai_transformer_start(d->transformer, d->lengths[b] + count);
+}
+
+/* Compute the keys and values of the sequences whose rotation changes in this step again. */
 static mha_status turn_over(mha_context *context, mha_decoder *d, const mhai_kv_rows *rows)
 {
-    for (int64_t b = 0; b < d->desc.batch; b++) {
-        const int64_t count = mhai_kv_count(rows, b);
-        const int64_t start = mhai_transformer_start(d->transformer, d->lengths[b] + count);
-        if (count == 0 || start == d->starts[b]) continue;
-        if (d->lengths[b] > 0) MHA_TRY(turn_sequence(context, d, b, start));
-        d->starts[b] = start;
+    const int64_t B = d->desc.batch;
+    int64_t longest = 0, *lengths;
+    int32_t *ids;
+    for (int64_t b = 0; b < B; b++) {
+        const int64_t start = start_of(d, rows, b);
+        if (start != d->starts[b]) longest = mhai_max_i64(longest, d->lengths[b]);
+        if (d->lengths[b] == 0) d->starts[b] = start;
     }
-    return MHA_OK;
+    if (longest == 0) return MHA_OK;
+    mha_status status =
+        mha_scratch_zeros(context, B * mhai_min_i64(d->desc.max_step, longest), sizeof *ids, &ids);
+    if (status == MHA_OK) status = mha_scratch_zeros(context, 2 * B, sizeof *lengths, &lengths);
+    MHA_TRY(mhai_spread_agree(d->transformer, status));
+    for (int64_t b = 0; b < B; b++) {
+        const int64_t start = start_of(d, rows, b);
+        if (start == d->starts[b]) continue;
+        lengths[b] = d->lengths[b];
+        d->starts[b] = start;
+        MHA_TRY(cut(d, b, 0));
+    }
+    status = recompute(context, d, lengths, longest, ids, lengths + B);
+    for (int64_t b = 0; b < B && status != MHA_OK; b++)
+        if (lengths[b] > 0) MHA_TRY(cut(d, b, 0));
+    return status;
 }
 
 mha_status mha_decoder_step(mha_context *context, mha_decoder *d, const mha_tensor *tokens,

@@ -145,7 +145,7 @@ double mhai_delta_step(const mha_layer_desc *layer, double x, double *slope)
 {
     const double most = layer->step_most > 0 ? (double)layer->step_most : INFINITY;
     const double least = (double)layer->step_least, step = softplus(x);
-    *slope = step < least || step > most ? 0 : mhai_sigmoid(x);
+    if (slope) *slope = step < least || step > most ? 0 : mhai_sigmoid(x);
     return step < least ? least : step > most ? most : step;
 }
 
@@ -174,9 +174,8 @@ static void position_row(void *argument, int64_t row, int worker)
     (void)worker;
     if (delta) position_heads(mix, x);
     for (int64_t h = 0; h < mix->v; h++) {
-        double slope;
         const double step =
-            mhai_delta_step(l, (double)gate[delta ? mix->v + h : h] + (double)shift[h], &slope);
+            mhai_delta_step(l, (double)gate[delta ? mix->v + h : h] + (double)shift[h], NULL);
         gate[h] = (float)(delta ? (double)l->strength_scale * mhai_sigmoid((double)gate[h]) : step);
         gate[mix->v + h] = (float)(-mha_exp((double)rate[h]) * step);
     }

@@ -40,7 +40,7 @@ mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x
     if (x->flags & MHA_EXPERTS_BIAS && (x->shared_dim || x->flags & MHA_EXPERTS_SHARED_GATE))
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_experts_desc: experts with MHA_EXPERTS_BIAS have no shared expert");
-    if (d->ff_dim > 0 && mhai_feeds_gated(d->feed_forward) &&
+    if (d->ff_dim > 0 && mha_feed_forward_gated(d->feed_forward) &&
         !(d->flags & (MHA_TRANSFORMER_BIAS | MHA_TRANSFORMER_FF_BIAS)))
         return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED, "mha_experts_desc: experts need a gated feed_forward "
@@ -136,8 +136,9 @@ static void route_row(void *argument, int64_t row, int worker)
 /* ---- experts --------------------------------------------------------------------------------- */
 
 /* Multiply by a matrix of one expert. It is read in place and never packed. */
-static mha_status multiply(const layer_job *job, int64_t parameter, const float *from, int64_t rows,
-                           int64_t inputs, int64_t outputs, float *to)
+static mha_status multiply(const layer_job *job, int64_t parameter, const float *bias,
+                           const float *from, int64_t rows, int64_t inputs, int64_t outputs,
+                           float *to)
 {
     const mha_transformer *t = job->c->t;
     const mhai_rows source = {.read = mhai_transformer_read_matrix,
@@ -151,6 +152,7 @@ static mha_status multiply(const layer_job *job, int64_t parameter, const float 
                                  .cols = outputs,
                                  .a = from,
                                  .a_stride = inputs,
+                                 .bias = bias,
                                  .c = to,
                                  .c_stride = outputs};
     return mhai_matmul_run_rows(job->c->context, &product, &source);
@@ -175,27 +177,24 @@ static void add_row(void *argument, int64_t i, int worker)
     for (int64_t e = 0; e < job->E; e++) to[e] += weight * from[e];
 }
 
-/* Add part [width] of an expert's biases, from `first` on, to rows. */
-static void add_biases(const layer_job *job, int64_t expert, int64_t first, int64_t width,
-                       int64_t rows, float *to)
+/* The biases [2 F + E] of an expert: of gate and up, then of down. NULL if it has none. */
+static const float *biases_of(const layer_job *job, int64_t expert)
 {
-    const int64_t each = 2 * job->x->ff_dim + job->E;
-    if (!(job->x->flags & MHA_EXPERTS_BIAS)) return;
-    const float *bias = mhai_transformer_numbers(job->c->t, job->place->expert_biases);
-    bias += expert * each + first;
-    for (int64_t i = 0; i < rows * width; i++) to[i] += bias[i % width];
+    if (!(job->x->flags & MHA_EXPERTS_BIAS)) return NULL;
+    return mhai_transformer_numbers(job->c->t, job->place->expert_biases) +
+           expert * (2 * job->x->ff_dim + job->E);
 }
 
 static mha_status run_expert(layer_job *job, int64_t expert, int64_t count)
 {
     const int64_t F = job->x->ff_dim, at = job->place->experts + 3 * expert;
     const mhai_kept_layer *kept = job->kept;
+    const float *bias = biases_of(job, expert);
     mha_parallel_for(job->c->context, count, gather_row, job);
-    MHA_TRY(multiply(job, at, kept->experts.in, count, job->E, 2 * F, kept->up));
-    add_biases(job, expert, 0, 2 * F, count, kept->up);
+    MHA_TRY(multiply(job, at, bias, kept->experts.in, count, job->E, 2 * F, kept->up));
     MHA_TRY(mhai_call_gated(job->c, count, F, kept->up, kept->act));
-    MHA_TRY(multiply(job, at + 2, kept->act, count, F, job->E, kept->experts.out));
-    add_biases(job, expert, 2 * F, job->E, count, kept->experts.out);
+    MHA_TRY(multiply(job, at + 2, bias ? bias + 2 * F : NULL, kept->act, count, F, job->E,
+                     kept->experts.out));
     mha_parallel_for(job->c->context, count, add_row, job);
     return MHA_OK;
 }

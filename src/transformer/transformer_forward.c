@@ -452,7 +452,7 @@ static mha_status feed_forward(const mhai_call *c, int64_t layer, float *next)
     const mhai_place_layer *place = &c->t->layers[layer];
     const mhai_kept_layer *kept = &c->a->layers[layer];
     float *y = added_by(&place->ff, &kept->ff, next);
-    MHA_TRY(begin_step(c, &place->ff, &kept->ff));
+    if (kept->ff.in != kept->self.step.in) MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     MHA_TRY(mhai_transformer_experts(&c->t->desc, layer) ? mhai_experts_run(c, layer, y)
                                                          : run_dense(c, place, kept, y));
     return end_step(c, &place->ff, &kept->ff, next);

@@ -41,18 +41,19 @@ static bool ends_with(const char *text, const char *end)
 }
 
 /* The standard deviation of matrices that write to the residual stream is divided by the square
- * root of their number. */
+ * root of the number of parts that do. */
 static double deviation(const mha_transformer *t, const mha_transformer_init *init,
                         const mha_parameter *p)
 {
     const mha_transformer_desc *d = &t->desc;
     if (p->kind == MHA_PARAMETER_EMBEDDING)
         return p->offset == t->positions ? init->position_std : init->embedding_std;
-    double writers =
-        (double)d->num_layers * (1 + !!(d->flags & MHA_TRANSFORMER_CROSS) + (d->ff_dim > 0));
+    int64_t writers = 0;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        writers += 1 + !!(d->flags & MHA_TRANSFORMER_CROSS) + mha_transformer_feeds(d, i);
     double std = 1 / sqrt((double)p->shape[1]);
     bool writes = ends_with(p->name, "o_proj.weight") || ends_with(p->name, "down_proj.weight");
-    return writes ? std / sqrt(writers) : std;
+    return writes ? std / sqrt((double)writers) : std;
 }
 
 /* grade to the power of the head that owns an element; 1 if no head owns it. */

@@ -111,10 +111,10 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
     if (memcmp(&sizes, l, sizeof sizes) != 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: a layer that %s has mixer, conv_kernel, key_dim, "
-                        "value_dim, %s; leave the other fields 0",
+                        "value_dim, %s, experts and MHA_LAYER_NO_FEED_FORWARD; leave the other "
+                        "fields 0",
                         mha_layer_difference(l),
-                        space ? "step_least and step_most"
-                              : "strength_scale and head_norm_epsilon");
+                        space ? "step_least, step_most" : "strength_scale, head_norm_epsilon");
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -162,8 +162,9 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
     if (memcmp(&sizes, l, sizeof sizes) != 0 || heads != 0)
         return mha_fail(
             MHA_ERR_ARGUMENT,
-            "mha_layer_desc: a short convolution has mixer and conv_kernel alone; leave "
-            "the other fields 0, and its number in layer_heads, which is %lld",
+            "mha_layer_desc: a short convolution has mixer, conv_kernel, experts and "
+            "MHA_LAYER_NO_FEED_FORWARD; leave the other fields 0, and its number in layer_heads, "
+            "which is %lld",
             (long long)heads);
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
@@ -369,12 +370,14 @@ static double pair_of_turns(const mha_layer_desc *r, double turns)
            (2 * mha_log((double)r->rope_base));
 }
 
-/* The extra divisor of the frequency of pair i. */
-static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
+/* The divisor of the frequency of pair i. factors: with MHA_ROPE_SCALING_LONG. */
+static double divisor_of(const mha_layer_desc *r, const float *factors, int64_t i, double frequency)
 {
     const double factor = (double)r->rope_factor, low = (double)r->rope_low,
                  high = (double)r->rope_high;
     double slow; /* 1: divide by factor, 0: unchanged */
+    if (r->rope_scaling == MHA_ROPE_SCALING_LONG) return (double)factors[i];
+    if (!r->rope_scaling) return factor;
     if (r->rope_scaling == MHA_ROPE_SCALING_LLAMA3) {
         const double turns = (double)r->rope_original_length * frequency / 6.28318530717958647693;
         slow = clamp((high - turns) / (high - low), 1);
@@ -416,7 +419,7 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
         mha_tensor x = mha_tensor_bthd(first + i, 1, rows, 1, 2);
         x.stride[2] = width;
         x.stride[3] = half;
-        rope.factor = (factors ? (double)factors[i] : divisor_of(r, i, frequency)) / frequency;
+        rope.factor = divisor_of(r, factors, i, frequency) / frequency;
         MHA_TRY(mha_rope_apply(context, &rope, &x, &x));
     }
     for (int64_t i = 0; r->rope_scaling >= MHA_ROPE_SCALING_YARN && i < rows * width; i++)
@@ -436,9 +439,9 @@ static mha_status grow(mha_context *context, const mha_transformer *t, mhai_enco
         MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
     } else {
         MHA_TRY(mhai_transformer_turns(context, e, false, begin, count - begin, first));
-        first += t->desc.max_length * width;
         if (t->pairs > 0)
-            MHA_TRY(mhai_transformer_turns(context, e, true, begin, count - begin, first));
+            MHA_TRY(mhai_transformer_turns(context, e, true, begin, count - begin,
+                                           first + t->desc.max_length * width));
     }
     e->rows = count;
     return MHA_OK;
@@ -485,10 +488,7 @@ mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
     if (l->rope_scaling >= MHA_ROPE_SCALING_YARN) rotation->amplitude = (double)l->rope_amplitude;
     for (int64_t i = 0; frequencies && i < l->rotary_dim / 2; i++) {
         const double frequency = frequency_of(l, i);
-        frequencies[i] =
-            frequency / (l->rope_scaling == MHA_ROPE_SCALING_LONG ? (double)t->rope_factors[i]
-                         : l->rope_scaling                        ? divisor_of(l, i, frequency)
-                                                                  : (double)l->rope_factor);
+        frequencies[i] = frequency / divisor_of(l, t->rope_factors, i, frequency);
     }
     return MHA_OK;
 }

@@ -20,8 +20,8 @@ typedef struct rows_job {
     mhai_mix mix;
     const mhai_place_attention *place;
     const mhai_kept_attention *kept;
-    float *raw;         /* [tokens, width] the projected rows */
-    const float *mixed; /* [tokens, (q + k) D] q and k before their norm */
+    float *raw;   /* [tokens, width] the projected rows */
+    float *mixed; /* [tokens, (q + k) D] q and k before their norm */
     double *sums;
     int64_t count;
 } rows_job;
@@ -132,25 +132,20 @@ static void gate_space(const rows_job *job, int64_t row, double *sums)
     float *dgate = job->m->drows + row * mix->width + mix->gates;
     const int64_t channels = mix->out / mix->k;
     for (int64_t first = 0; first < mix->out; first += channels) {
-        double squares = 0, along = 0;
+        double squares = 0, along = 0; /* along: the dot product of dn and x */
         for (int64_t i = first; i < first + channels; i++) {
             const double x = (double)o[i] * (double)gate[i] * mhai_sigmoid((double)gate[i]);
             squares += x * x;
+            along += (double)dy[i] * (open ? (double)open[i / mix->Dv] : 1) * (double)weight[i] * x;
         }
         const double r = 1 / sqrt(squares / (double)channels + (double)c->t->desc.norm_epsilon);
         for (int64_t i = first; i < first + channels; i++) {
-            const double silu = (double)gate[i] * mhai_sigmoid((double)gate[i]);
-            const double n = (double)o[i] * silu * r, w = (double)weight[i];
+            const double s = mhai_sigmoid((double)gate[i]), silu = (double)gate[i] * s;
             const double opened = open ? (double)open[i / mix->Dv] : 1, up = (double)dy[i];
+            const double n = (double)o[i] * silu * r, w = (double)weight[i];
+            const double dx = r * (up * opened * w - n * r * along / (double)channels);
             sums[i] += up * opened * n;
             sums[mix->out + i / mix->Dv] += up * n * w;
-            along += up * opened * w * n;
-        }
-        for (int64_t i = first; i < first + channels; i++) {
-            const double s = mhai_sigmoid((double)gate[i]), silu = (double)gate[i] * s;
-            const double opened = open ? (double)open[i / mix->Dv] : 1;
-            const double dn = (double)dy[i] * opened * (double)weight[i];
-            const double dx = r * (dn - (double)o[i] * silu * r * along / (double)channels);
             dgate[i] = (float)(dx * (double)o[i] * (s + silu * (1 - s)));
             dy[i] = (float)(dx * silu);
         }
@@ -351,16 +346,16 @@ static void position_rows(void *argument, int64_t block, int worker)
 }
 
 /* Recompute q and k before their norm. */
-static mha_status mix_again(const rows_job *job, float **mixed)
+static mha_status mix_again(rows_job *job)
 {
     const mhai_call *c = &job->m->call;
     const mhai_mix *mix = &job->mix;
     const int64_t channels = (mix->q + mix->k) * mix->D;
     const int64_t taps = c->t->desc.layers[job->m->layer].conv_kernel;
     MHA_TRY(mha_scratch_alloc(c->context, mhai_times(mhai_tokens(c->a), channels), sizeof(float),
-                              mixed));
+                              &job->mixed));
     const mha_tensor x = sequences(c, job->raw, channels, mix->width),
-                     y = sequences(c, *mixed, channels, channels),
+                     y = sequences(c, job->mixed, channels, channels),
                      weight = mhai_transformer_rows(
                          mhai_transformer_numbers(c->t, job->place->conv), channels, taps, taps);
     return mha_short_convolution(c->context, MHA_CONVOLUTION_SILU, &x, &weight, NULL, NULL, &y);
@@ -395,21 +390,20 @@ static mha_status recurrent_backward(const mhai_mixer_back *m)
 {
     rows_job job = job_of(m);
     const int64_t heads = job.mix.v;
-    float *mixed, *skips;
+    float *skips;
     MHA_TRY(mha_scratch_alloc(m->call.context, heads, sizeof(float), &skips));
     const mha_tensor dskip =
         mha_tensor_contiguous(skips, MHA_F32, 3, (const int64_t[]){1, heads, 1});
     MHA_TRY(recurrence_backward(&job, &dskip));
     MHA_TRY(project_again(&job));
-    if (job.mix.mixer == MHA_MIXER_GATED_DELTA) {
-        MHA_TRY(mix_again(&job, &mixed));
-        job.mixed = mixed;
-    }
+    if (job.mix.mixer == MHA_MIXER_GATED_DELTA) MHA_TRY(mix_again(&job));
     MHA_TRY(run_blocks(&job, 2 * heads, position_rows));
     add_sums(&job, 0, heads, parameters_at(&job, job.place->decay));
     add_sums(&job, heads, heads, parameters_at(&job, job.place->shift));
-    const bool skipped = m->parameters && job.mix.mixer == MHA_MIXER_STATE_SPACE;
-    for (int64_t h = 0; h < heads && skipped; h++) m->parameters[job.place->skip + h] += skips[h];
+    if (job.mix.mixer == MHA_MIXER_STATE_SPACE) {
+        float *skip = parameters_at(&job, job.place->skip);
+        for (int64_t h = 0; skip && h < heads; h++) skip[h] += skips[h];
+    }
     return convolution_backward(&job, MHA_CONVOLUTION_SILU);
 }
 

@@ -160,6 +160,12 @@ static inline bool mhai_layer_norms_branch(const mha_transformer_desc *d, int64_
     return d->layers && d->layers[layer].flags & MHA_LAYER_BRANCH_NORM;
 }
 
+/* Whether a norm follows the function of a step of any layer. */
+static inline bool mhai_transformer_norms_branches(const mha_transformer_desc *d)
+{
+    return mha_transformer_norms_follow(d) && !(d->flags & MHA_TRANSFORMER_POST_NORM);
+}
+
 /* Offset of the table of learned positions. */
 static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 {
@@ -171,7 +177,8 @@ static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 /* A residual branch, attention or feed-forward; all arrays are [tokens,E].
  * x: the stream before it.
  * from: its input before the norm; in a parallel block, the input of the block.
- * in: its input; without pre-norm, the same as from.
+ * in: its input; without pre-norm, the same as from. With MHA_TRANSFORMER_ONE_NORM, the
+ * feed-forward layer shares that of attention, unless the layer has no heads.
  * z: the input of a norm after it: the sum before a post-norm, the function's output before a
  * branch norm. NULL without such a norm, or if the call keeps no activations. */
 typedef struct mhai_kept_step {
@@ -480,15 +487,9 @@ MHA_NODISCARD mha_status mhai_transformer_check(const char *function, const mha_
                                                 const mha_transformer_input *given,
                                                 mha_transformer_input *input);
 
-static inline bool mhai_feeds_gated(mha_feed_forward kind)
-{
-    return kind == MHA_FEED_FORWARD_SWIGLU || kind == MHA_FEED_FORWARD_GEGLU ||
-           kind == MHA_FEED_FORWARD_GEGLU_TANH || kind == MHA_FEED_FORWARD_SWIGLU_CLAMPED;
-}
-
 static inline bool mhai_transformer_gated(const mha_transformer *t)
 {
-    return mhai_feeds_gated(t->desc.feed_forward);
+    return mha_feed_forward_gated(t->desc.feed_forward);
 }
 
 /* Activations of feed-forward layers; SwiGLU is separate. */

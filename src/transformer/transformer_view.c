@@ -64,8 +64,6 @@ static mha_status check_part(const mha_transformer *t, int64_t layer, mha_layer_
         return mha_fail(MHA_ERR_ARGUMENT, "layers have no part %d", (int)part);
     if (part == MHA_PART_CROSS_ATTENTION && !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS))
         return mha_fail(MHA_ERR_ARGUMENT, "this transformer has no cross-attention");
-    if (part == MHA_PART_FEED_FORWARD && t->desc.ff_dim == 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "this transformer has no feed-forward layers");
     if (part == MHA_PART_FEED_FORWARD && !mha_transformer_feeds(&t->desc, layer))
         return mha_fail(MHA_ERR_ARGUMENT, "layer %lld has no feed-forward part", (long long)layer);
     return MHA_OK;

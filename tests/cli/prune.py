@@ -241,7 +241,7 @@ def gguf_files():
     sys.path.insert(0, str(ROOT / "tests/fuzz"))
     import seeds
     model, text, broken = FOLDER / "small.gguf", FOLDER / "ab.txt", FOLDER / "broken.gguf"
-    model.write_bytes(seeds.gguf_model(fill=lambda size, _: seeds.floats(size // 4)))
+    model.write_bytes(seeds.gguf_model(fill=seeds.as_floats))
     broken.write_bytes(model.read_bytes()[:99])
     text.write_text("a b ab\n")
     found = measured(model, "--text", text)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 import seeds  # noqa: E402
 from socket_ranks import run as ranks  # noqa: E402
 
-GGUF = seeds.gguf_model(fill=lambda size, _: seeds.floats(size // 4))
+GGUF = seeds.gguf_model(fill=seeds.as_floats)
 COUNT, MOST_MESSAGES = 3, 50  # most messages of a rank before the rejection
 MINE = 'cd "$0/own$OMPI_COMM_WORLD_RANK" && exec ./multihead "$@"'
 SAYING = "the animal didn't cross the street because it was too tired ."

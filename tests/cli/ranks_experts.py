@@ -91,6 +91,52 @@ def saved(model):
         out_of(*command)
 
 
+def convolutions():
+    """A model whose first two layers are short convolutions; the first is dense, the others have 3 experts."""
+    table = {"attn_norm": (4,), "ffn_norm": (4,)}
+    convolution = {"shortconv.conv": (3, 4), "shortconv.in_proj": (4, 12), "shortconv.out_proj": (4, 4)}
+    attention = {"attn_q": (4, 4), "attn_k": (4, 2), "attn_v": (4, 2), "attn_output": (4, 4), "attn_q_norm": (2,),
+                 "attn_k_norm": (2,)}
+    dense = {"ffn_gate": (4, 6), "ffn_up": (4, 6), "ffn_down": (6, 4)}
+    sparse = {name: shape for name, (_, shape) in seeds.experts_of("F32", 4, 3, False, False).items()}
+    layers = [{**table, **convolution, **dense}, {**table, **convolution, **sparse}, {**table, **attention, **sparse}]
+    tensors = [("token_embd_norm.weight", "F32", (4,)), ("token_embd.weight", "F32", (4, 5))]
+    for i, layer in enumerate(layers):
+        tensors += [(f"blk.{i}.{name}.weight", "F32", shape) for name, shape in layer.items()]
+        tensors += [(f"blk.{i}.exp_probs_b.bias", "F32", (3,))] if "ffn_gate_inp" in layer else []
+    sizes = {"block_count": 3, "context_length": 8, "embedding_length": 4, "feed_forward_length": 6,
+             "attention.head_count": 2, "attention.head_count_kv": [0, 0, 1], "shortconv.l_cache": 3, "expert_count": 3,
+             "expert_used_count": 2, "expert_feed_forward_length": 32, "leading_dense_block_count": 1,
+             "expert_gating_func": 2, "vocab_size": 5}
+    keys = [("general.architecture", "string", "lfm2moe")]
+    keys += [(f"lfm2moe.{key}", "u32", value) for key, value in sizes.items()]
+    keys += [("lfm2moe.attention.layer_norm_rms_epsilon", "f32", 1e-5), ("lfm2moe.rope.freq_base", "f32", 1e4),
+             ("tokenizer.ggml.model", "string", "gpt2"), ("tokenizer.ggml.pre", "string", "smollm"),
+             ("tokenizer.ggml.tokens", "string", ["<s>", "a", "b", "\u0120", "\u0120b"]),
+             ("tokenizer.ggml.token_type", "i32", [3, 1, 1, 1, 1]), ("tokenizer.ggml.merges", "string", ["\u0120 b"]),
+             ("tokenizer.ggml.bos_token_id", "u32", 0), ("tokenizer.ggml.add_bos_token", "bool", 1)]
+    path = FOLDER / "convolutions.gguf"
+    path.write_bytes(seeds.gguf(tensors, keys, fill=numbers))
+    return path
+
+
+def without_heads(model):
+    """Layers without heads have experts too."""
+    def tables(*more):
+        done = run("view", model, "a b", "--experts", *more)
+        check(done.code == 0 and not any("next:" in line for line in done.errors), f"--experts {more}: {done.errors}")
+        return [line.split(":")[0] for line in done.out.decode().splitlines() if line.startswith("layer")]
+
+    for more, layers in (([], [1, 2]), (["--layer", "1"], [1]), (["--layer", "0-1"], [1]), (["--layer", "1-2"], [1, 2]),
+                         (["--head", "L2H1"], [2])):
+        shown = tables(*more)
+        check(shown == [f"layer {i}" for i in layers], f"--experts {more}: {shown}")
+    done = run("view", model, "a b", "--experts", "--layer", "0")
+    check(done.code == 2 and "the selected layers have no experts" in done.errors[-1], f"{done.code}: {done.errors}")
+    done = run("view", model, "a b", "--experts", "--terminal")
+    check(done.code == 2 and "--experts" in done.errors[-1] and "--terminal" in done.errors[-1], f"{done.errors}")
+
+
 def rejected(model):
     for command in (["prune", model, "--text", TEXT_FILE], ["prune", model, "--text", TEXT_FILE, "--keep", 2]):
         done = run(*command)
@@ -106,4 +152,5 @@ on_ranks(CODED, ("f32", "int8", "bf16"))
 saved(PLAIN)
 saved(CODED)
 rejected(CODED)
+without_heads(convolutions())
 finish()

@@ -41,6 +41,11 @@ def floats(count, seed=0):
     return struct.pack(f"<{count}f", *(draw.gauss(0, 1) for _ in range(count)))
 
 
+def as_floats(size, kind=None):
+    """For fill of gguf(): finite numbers in float32."""
+    return floats(size // 4)
+
+
 def product(shape):
     count = 1
     for n in shape:

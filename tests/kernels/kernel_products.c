@@ -149,9 +149,8 @@ void check_pack_values(kernel_test *t)
 
 /* ---- products ------------------------------------------------------------------------------ */
 
-/* sum over i of a[r][i] b[i][c], and the sum of magnitudes. */
-static double product(const float *a, int64_t a_step, const float *b, int64_t b_step, int64_t inner,
-                      double *size)
+double kt_product(const float *a, int64_t a_step, const float *b, int64_t b_step, int64_t inner,
+                  double *size)
 {
     double sum = 0;
     *size = 0;
@@ -163,9 +162,7 @@ static double product(const float *a, int64_t a_step, const float *b, int64_t b_
     return sum;
 }
 
-/* The bound of one chain: at most `inner` roundings of each product, then the sum with the previous
- * value (docs/numerics.md 2). */
-static double product_bound(int64_t inner, double size, double result)
+double kt_product_bound(int64_t inner, double size, double result)
 {
     return (double)inner * (u * size + 2 * tiny) + u * fabs(result) + tiny;
 }
@@ -220,7 +217,7 @@ static void check_gemm_bf16(kernel_test *t)
                     size += fabs(term);
                 }
                 kt_close(t, (double)out[r * out_stride + j], exact,
-                         product_bound(inputs, size, exact), "out", r, j);
+                         kt_product_bound(inputs, size, exact), "out", r, j);
             }
     }
 }
@@ -284,10 +281,11 @@ void check_gemm_strip(kernel_test *t)
                                      : from ? (double)added[r * from_stride + j]
                                             : (double)before[r * out_stride + j];
                 const double exact =
-                    start + product(x + (transposed ? r : r * x_stride), transposed ? x_stride : 1,
-                                    w + j / 32 * panel_stride + j % 32, 32, inner, &size);
+                    start + kt_product(x + (transposed ? r : r * x_stride),
+                                       transposed ? x_stride : 1,
+                                       w + j / 32 * panel_stride + j % 32, 32, inner, &size);
                 kt_close(t, (double)out[r * out_stride + j], exact,
-                         product_bound(inner, size, exact), "out", r, j);
+                         kt_product_bound(inner, size, exact), "out", r, j);
             }
     }
 }
@@ -341,9 +339,9 @@ void check_gemm_stored(kernel_test *t)
                 const double start =
                     first ? bias ? (double)bias[j] : 0 : (double)before[r * out_stride + j];
                 const double exact =
-                    start + product(x + r * x_stride, 1, panel + j, MHAI_PANEL, inner, &size);
+                    start + kt_product(x + r * x_stride, 1, panel + j, MHAI_PANEL, inner, &size);
                 const float got = out[r * out_stride + j];
-                kt_close(t, (double)got, exact, product_bound(inner, size, exact), "out", r, j);
+                kt_close(t, (double)got, exact, kt_product_bound(inner, size, exact), "out", r, j);
                 kt_that(t, memcmp(&got, &packed[r * out_stride + j], sizeof got) == 0,
                         "the bits of gemm_strip", r, j);
             }
@@ -390,11 +388,12 @@ void check_add_product(kernel_test *t)
                 double size;
                 const double start = (double)before[r * out_stride + j];
                 const double exact =
-                    start + product(a + (transposed ? r : r * a_stride), transposed ? a_stride : 1,
-                                    b + j / 32 * panel_stride + j % 32, 32, inner, &size);
+                    start + kt_product(a + (transposed ? r : r * a_stride),
+                                       transposed ? a_stride : 1,
+                                       b + j / 32 * panel_stride + j % 32, 32, inner, &size);
                 const double got = (double)out[r * out_stride + j];
                 if (j >= sure && got == start) continue;
-                kt_close(t, got, exact, product_bound(inner, size, exact), "out", r, j);
+                kt_close(t, got, exact, kt_product_bound(inner, size, exact), "out", r, j);
             }
         }
     }

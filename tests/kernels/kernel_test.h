@@ -124,6 +124,12 @@ void kt_close(kernel_test *t, double got, double exact, double bound, const char
               int64_t j);
 void kt_same(kernel_test *t, double got, double expected, const char *what, int64_t i, int64_t j);
 void kt_that(kernel_test *t, bool holds, const char *what, int64_t i, int64_t j);
+/* sum over i of a[i a_step] b[i b_step], and the sum of magnitudes. */
+double kt_product(const float *a, int64_t a_step, const float *b, int64_t b_step, int64_t inner,
+                  double *size);
+/* The bound of one chain: at most `inner` roundings of each product, then the sum with the previous
+ * value (docs/numerics.md 2). */
+double kt_product_bound(int64_t inner, double size, double result);
 /* Adds numbers that are part of an output to the compared bits. */
 void kt_bits_of(kernel_test *t, const float *x, int64_t n);
 

@@ -20,6 +20,13 @@ def wait_for_timers(page, milliseconds):
     page.evaluate("ms => new Promise(f => setTimeout(f, ms))", milliseconds)
 
 
+def choose(radio):
+    """Click the label of a radio button, which covers it."""
+    from playwright import sync_api
+    radio.locator("xpath=..").click()
+    sync_api.expect(radio).to_be_checked()
+
+
 def encoded(text):
     return text if text is None or isinstance(text, bytes) else text.encode()
 

@@ -633,6 +633,26 @@ def test_output_beside_tied_embeddings(tmp_path):
         ck.Transformer(tmp_path)
 
 
+def test_leftover_scales(tmp_path):
+    """Scales of MXFP4 are read with their blocks. Without blocks they are rejected."""
+    their_family("llama", {}, 47).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj_scales"] = torch.full((32, 2), 127, dtype=torch.uint8)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(mha.MultiheadError, match="has weight 'model.layers.0.mlp.down_proj_scales'"):
+        ck.Transformer(tmp_path)
+
+
+def test_scales_of_a_vector(tmp_path):
+    their_family("llama", {}, 47).save_pretrained(tmp_path)
+    weights, path = load_file(tmp_path / "model.safetensors"), tmp_path / "config.json"
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.float8_e4m3fn)
+    save_file(weights | {"model.norm.weight_scale_inv": torch.ones(1)}, tmp_path / "model.safetensors")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(mha.MultiheadError, match="'model.norm.weight' has scales and the shape .*, expected a matrix"):
+        ck.Transformer(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "two files"])
 def test_the_line_that_converts_pickles(tmp_path, monkeypatch, kind):
     """The printed command of the message creates a folder with all weights."""

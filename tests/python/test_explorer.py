@@ -14,6 +14,7 @@ import numpy as np
 from playwright import sync_api
 import pytest
 
+from html_report import choose
 from shared import LIBRARY_DIR, PROGRAM, ROOT, SMOLLM2, TINY, needs
 
 CARRIER = LIBRARY_DIR / "tests/live_carrier"
@@ -134,7 +135,7 @@ def test_it_works_from_the_disk(visit, explorer, width):
     type_text(page, "the king was")
     assert tokens_of(page)[-1] == "was"
     whole = page.locator("#live-tokens td.number").first.inner_text()
-    page.locator("#live-click input[value=off]").locator("xpath=..").click()
+    choose(page.locator("#live-click input[value=off]"))
     page.locator('.thumb[title="L1H0"]').click()
     settled(page)
     expect(page.locator("#live-chips .live-chip")).to_have_text(["L1H0"])
@@ -197,7 +198,7 @@ def test_every_text_is_translated(visit, explorer, tmp_path):
     page = visit(tmp_path / "marked.html", locale="de-CH")
     assert page.evaluate("document.documentElement.lang") == "de"
     for view in page.locator("#view input").all():
-        view.locator("xpath=..").click()
+        choose(view)
         assert page.evaluate(READ) == []
     page.keyboard.press("x")
     page.locator("#help").click()
@@ -229,7 +230,7 @@ def at_station(page, name):
     options = page.locator("#tour-options label")
     right = []
     for option in options.all():
-        option.locator("input").locator("xpath=..").click()
+        choose(option.locator("input"))
         if page.locator("#tour-answer.right").count():
             right.append(option.inner_text())
     assert len(right) == 1, f"{name}: {options.all_inner_texts()}"
@@ -347,7 +348,7 @@ def test_axe_finds_nothing(visit, axe, width, scheme):
         part.click()
     settled(page)
     for view in page.locator("#view input").all():
-        view.locator("xpath=..").click()
+        choose(view)
         settled(page)
         assert axe(page) == []
 
@@ -387,9 +388,14 @@ def seeds():
     return module
 
 
+def small_gguf():
+    """A model with weights of 1/64."""
+    return seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4))
+
+
 def test_another_model_is_opened(visit, tmp_path):
     page = visit()
-    (tmp_path / "small.gguf").write_bytes(seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4)))
+    (tmp_path / "small.gguf").write_bytes(small_gguf())
     page.locator("#explorer-file").set_input_files(tmp_path / "small.gguf")
     expect(page.locator("h1")).to_have_text("small.gguf")
     type_text(page, "a b")
@@ -440,12 +446,11 @@ def test_a_folder_is_chosen_or_dropped(visit, tmp_path):
 
 def test_a_file_is_dropped(visit):
     page = visit()
-    data = seeds().gguf_model(fill=lambda size, _: b"\0\0\x80\x3c" * (size // 4))
     dropped = page.evaluate_handle("""data => {
         const given = new DataTransfer();
         given.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], "small.gguf"));
         return given;
-    }""", base64.b64encode(data).decode())
+    }""", base64.b64encode(small_gguf()).decode())
     page.dispatch_event("body", "drop", {"dataTransfer": dropped})
     expect(page.locator("h1")).to_have_text("small.gguf")
 

@@ -609,6 +609,7 @@ def test_parts(tmp_path):
     ({"rope.scaling.attn_factor": 1.5}, "attn_factor' is not supported"),
     ({"rope.scaling.alpha": 2.0}, "alpha' is not supported"),
     ({"factors": [1.0, 1.0, 8.0]}, "'rope_freqs.weight' are not those"),
+    ({"extra": {"rope_factors_short.weight": np.ones(4, np.float32)}}, "has weight 'rope_factors_short.weight'"),
     ({"expert_count": 6, "expert_used_count": 2}, "weight 'blk.0.ffn_gate_inp.weight' is missing|holds .* numbers"),
     ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model.* its name must end in -00002-of-00003.gguf"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),

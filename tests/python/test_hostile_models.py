@@ -99,7 +99,7 @@ def folder(tmp_path, name, **files):
 
 def small_gguf(**changes):
     """A model of one layer with finite weights."""
-    return seeds.gguf_model(fill=lambda size, _: seeds.floats(size // 4), **changes)
+    return seeds.gguf_model(fill=seeds.as_floats, **changes)
 
 
 def weights():

@@ -17,7 +17,7 @@ import xml.dom.minidom
 from playwright import sync_api
 import pytest
 
-from html_report import RENDER, wait_for_frames, write_report
+from html_report import RENDER, choose, wait_for_frames, write_report
 from shared import ROOT
 
 pytestmark = pytest.mark.gate(9)
@@ -252,12 +252,12 @@ def test_scales_and_ranges(open_page, plain):
         "rank": lambda v: sum(o < v for o in every) / (len(every) - 1),
     }
     for kind in SCALES:
-        page.locator(f"#scale input[value={kind}]").locator("xpath=..").click()
+        choose(page.locator(f"#scale input[value={kind}]"))
         for r, c in ((0, 0), (3, 7), (8, 8), (4, 1)):
             got, want = cell_color(page, r, c), color_of(shapes[kind](MAPS[0][r][c]))
             assert all(abs(g - w) <= 3 for g, w in zip(got, want)), (kind, r, c, got, want)
-    page.locator("#scale input[value=linear]").locator("xpath=..").click()
-    page.locator("#range input[value=panel]").locator("xpath=..").click()
+    choose(page.locator("#scale input[value=linear]"))
+    choose(page.locator("#range input[value=panel]"))
     own = max(v for row in MAPS[0] for v in row)
     assert cell_color(page, 3, 7) == color_of(MAPS[0][3][7] / own)
     assert bar_end(page) == pytest.approx(own, rel=0.006)
@@ -734,7 +734,7 @@ def test_twins(open_page, evidence):
     page.keyboard.press("n")
     assert not page.locator("#twin").is_visible() and not page.locator("#map-head").is_visible()
     page.keyboard.press("n")
-    page.locator("#range input[value=panel]").locator("xpath=..").click()
+    choose(page.locator("#range input[value=panel]"))
     own = max(v for row in TWINS[0] for v in row)
     expect_text(page, "#twin-head", f"{own:.3g}")
     page.keyboard.press("h")  # hiding tokens hides them in both

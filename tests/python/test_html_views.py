@@ -44,7 +44,7 @@ def report(folder):
 
 
 def go(page, view):
-    page.locator(f"#view input[value={view}]").locator("xpath=..").click()
+    html_report.choose(page.locator(f"#view input[value={view}]"))
 
 
 def strongest(values):

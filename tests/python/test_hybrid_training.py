@@ -137,6 +137,9 @@ NAMES = (("backbone.", ""), ("model.", ""), ("embeddings.", "embed_tokens."), ("
          ("shared_mlp.output_linear.", "mlp.down_proj."))
 FUSED = {"in_proj.weight": [f"{kind}_proj.weight" for kind in "gvkqa"],
          "shared_mlp.input_linear.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"]}
+# Their gradients are sums over tokens that cancel: with 5 seeds, errors were up to 2e-4 of their size and 300 times
+# those of torch. Those of other parameters were up to 2e-5 of their size.
+DECAYS = ("A_log", "dt_bias")
 
 
 def our_names(name, kinds):
@@ -162,7 +165,8 @@ def gradients_of_whole(net, ids, targets):
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_gradients_of_whole_models(tmp_path, monkeypatch, kind):
-    """The error of all gradients is at most twice that of torch in float32."""
+    """The error of all gradients is at most twice that of torch in float32. For one parameter, it is at most ten times
+    as large, beside a part of the gradient's own size."""
     config, net, more = KINDS[kind]
     torch.manual_seed(17)
     net = getattr(transformers, net)(getattr(transformers, config)(**{**HF_SIZES, **more})).eval()
@@ -183,8 +187,10 @@ def test_gradients_of_whole_models(tmp_path, monkeypatch, kind):
     worst, sums = 0, np.zeros(2)
     for name, wanted in exact.items():
         given = np.concatenate([ours.pop(part) for part in our_names(name, net.config.layer_types)])
+        assert given.size == wanted.size, name
         error, theirs = (np.linalg.norm(x.reshape(-1) - wanted.reshape(-1)) for x in (given, rounded[name]))
-        sums += error ** 2, theirs ** 2
-        worst = max(worst, error / np.linalg.norm(wanted))
+        size, sums = np.linalg.norm(wanted), sums + np.square((error, theirs))
+        assert error <= 10 * theirs + (1e-3 if name.endswith(DECAYS) else 1e-4) * size, name
+        worst = max(worst, error / size if size else 0)
     assert not ours and sums[0] <= 4 * sums[1]
     print(f"  {kind}: error {(sums[0] / sums[1]) ** .5:.2f} times torch's, worst parameter {worst:.1e} of its size")

@@ -1,16 +1,15 @@
 """Phi 3 for long texts, whose rotation depends on the length of the text (longrope), against transformers in float64:
 texts that grow across the border with and without a cache, decoders, folders and GGUF files, and rejected models."""
-import contextlib
 import json
 
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import checkpoint_ctypes as ck
 import multihead_ctypes as mha
-from test_checkpoint_hf import enliven, expect_same, expect_same_maps, in_float64, in_double, some_ids, their_family
+from shared import rounds_like
+from test_checkpoint_hf import enliven, expect_same, expect_same_maps, greedy, some_ids, their_family, theirs
 from test_gguf_models import Model, write
 
 BORDER, LONGEST, STEPS = 16, 80, 50
@@ -37,17 +36,10 @@ def made(request, tmp_path_factory):
         model = enliven(their_family("phi3", KINDS[request.param], seed))
         model.save_pretrained(folder / str(seed))
         ours = ck.Transformer(folder / str(seed))
-        text = greedy(ours, STEPS)
+        text = greedy(ours, some_ids(23)[0, :5].tolist(), STEPS)
         if len(set(text[-30:])) >= 5:
             return model, ours, text, folder / str(seed)
     raise AssertionError("every text settles on a few tokens")
-
-
-def greedy(ours, count):
-    ids = some_ids(23)[0, :5].tolist()
-    for _ in range(count):
-        ids.append(int(ours(np.array([ids]))[0, -1].argmax()))
-    return ids
 
 
 def rows_of(ours, text):
@@ -56,20 +48,14 @@ def rows_of(ours, text):
 
 
 @pytest.mark.parametrize("length", [BORDER - 1, BORDER, BORDER + 1, 32])
-def test_logits_and_maps(made, length):
+def test_logits_around_the_border(made, length):
     """Below and above the border; our own folders preserve both rotations."""
     model, ours, _, folder = made
     ids = some_ids(24)[:, :length]
-    torchs = [model_logits(model, ids, double) for double in (True, False)]
-    assert np.abs(ours(ids) - torchs[0]).max() <= 2 * np.abs(torchs[1] - torchs[0]).max()
+    exact, single = (theirs(model, ids, double) for double in (True, False))
+    assert rounds_like(ours(ids), single, exact)
     ours.save(folder / "own")
     assert np.array_equal(ck.Transformer(folder / "own")(ids), ours(ids))
-
-
-def model_logits(model, ids, double):
-    model = in_float64(model) if double else model
-    with in_double() if double else contextlib.nullcontext(), torch.no_grad():
-        return model(torch.from_numpy(ids)).logits.double().numpy()
 
 
 def test_maps(made):
@@ -80,18 +66,18 @@ def test_maps(made):
 def test_texts_that_grow_across_the_border(made):
     """transformers computes its cache again there. Tokens agree until the first tie."""
     model, ours, text, _ = made
-    exact = np.array([model_logits(model, np.array([text[:n]]), True)[0, -1] for n in range(5, len(text))])
-    single = np.array([model_logits(model, np.array([text[:n]]), False)[0, -1] for n in range(5, len(text))])
-    found, e = rows_of(ours, text)[4:-1], np.abs(single - exact).max()
-    assert np.abs(found - exact).max() <= 2 * e
-    order = np.sort(exact)[:, -2:]
-    ties = np.flatnonzero(order[:, 1] - order[:, 0] <= 4 * e)
+    exact, single = (np.array([theirs(model, np.array([text[:n]]), double)[0, -1] for n in range(5, len(text))])
+                     for double in (True, False))
+    found = rows_of(ours, text)[4:-1]
+    assert rounds_like(found, single, exact)
+    order, errors = np.sort(exact)[:, -2:], [np.abs(x - exact).max() for x in (found, single)]
+    ties = np.flatnonzero(order[:, 1] - order[:, 0] <= 2 * max(errors))
     count = ties[0] if ties.size else STEPS
     assert count > 2 * BORDER
     for cache in True, False:
-        theirs = model.generate(torch.tensor([text[:5]]), do_sample=False, max_new_tokens=STEPS, use_cache=cache,
-                                pad_token_id=0, eos_token_id=None)[0].tolist()
-        assert theirs[:5 + count] == text[:5 + count]
+        ids = model.generate(torch.tensor([text[:5]]), do_sample=False, max_new_tokens=STEPS, use_cache=cache,
+                             pad_token_id=0, eos_token_id=None)[0].tolist()
+        assert ids[:5 + count] == text[:5 + count]
 
 
 def test_decoders_compute_earlier_keys_again(made):

@@ -16,7 +16,7 @@ import pytest
 import multihead
 from multihead import _abi, _tensor
 from multihead._library import check, default_context, library
-from html_report import wait_for_timers
+from html_report import choose, wait_for_timers
 from live_page import post, settled
 from shared import PROGRAM
 
@@ -51,7 +51,7 @@ def type_text(page, text, box="#live-text"):
 
 
 def click_means(page, what):
-    page.locator(f"#live-click input[value={what}]").locator("xpath=..").click()
+    choose(page.locator(f"#live-click input[value={what}]"))
 
 
 def thumb(page, name):
@@ -183,7 +183,7 @@ def test_heads_are_patched_from_a_second_text(visit, model):
                                             "patched": [f"L{i // 4}H{i % 4}" for i in range(8)]}))["next"]
     for line in answer["tokens"]:
         assert line["logit"] == pytest.approx(float(other[line["id"]]), abs=1e-5)
-    page.locator("#live-at input[value=last]").locator("xpath=..").click()
+    choose(page.locator("#live-at input[value=last]"))
     settled(page)
     assert "at=last" in hash_of(page)
 
@@ -206,8 +206,8 @@ def test_every_state_is_an_address(visit):
     click_means(page, "patch")
     thumb(page, "L1H2").click()
     settled(page)
-    page.locator("#view input[value=lines]").locator("xpath=..").click()
-    page.locator("#live-row input[value=chosen]").locator("xpath=..").click()
+    choose(page.locator("#view input[value=lines]"))
+    choose(page.locator("#live-row input[value=chosen]"))
     page.locator("#strip .chip").nth(3).click()
     settled(page)
     again = visit(hash_of(page))

@@ -242,17 +242,22 @@ static double shaw_error(const work *w, int64_t d, const double *bins, const dou
     return total.error;
 }
 
-/* With large errors of scores, o is still a weighted sum of visible values (3.6). */
+/* With large errors of scores, o is still a weighted mean of visible values, and of 0 if there is a
+ * sink: no farther from the exact one than any of them (3.6). Roundings are of the values' size. */
 static double loose_error(const work *w, int64_t d)
 {
-    double farthest = 0, roundings = (double)(w->row->visible + 60) * w->r->u;
-    for (int64_t s = 0; s < w->row->keys; s++)
-        if (w->row->score[s] != -INFINITY)
-            farthest =
-                fmax(farthest,
-                     w->row->factor[s] * (fabs(kinds_value(w->a, w->b, w->h, w->t, s, d)) +
-                                          at4(w->a->v_error, w->at.batch, w->hk, w->at.k0 + s, d)));
-    return (fabs(w->row->ungated[d]) + farthest) * (1 + 4 * roundings);
+    const double o = w->row->ungated[d];
+    const double roundings = (double)(w->row->visible + 60) * w->r->u;
+    double size = fabs(o), farthest = w->row->sink > -INFINITY ? size : 0;
+    for (int64_t s = 0; s < w->row->keys; s++) {
+        if (w->row->score[s] == -INFINITY) continue;
+        const double factor = w->row->factor[s];
+        const double value = factor * kinds_value(w->a, w->b, w->h, w->t, s, d);
+        const double error = factor * at4(w->a->v_error, w->at.batch, w->hk, w->at.k0 + s, d);
+        farthest = fmax(farthest, fabs(value - o) + error);
+        size = fmax(size, fabs(value) + error);
+    }
+    return farthest + (4 * roundings + w->r->weight) * size;
 }
 
 static void bound_outputs(const work *w, double *bound)

@@ -32,6 +32,13 @@ static void draw_rotation(rng *r, const mha_transformer_desc *d, mha_layer_desc 
     if (rng_chance(r, 0.3)) l->flags |= MHA_LAYER_ROPE_INTERLEAVED;
     if (rng_chance(r, 0.4)) l->rope_base = (float)(10 + 1000 * rng_uniform(r));
     if (rng_chance(r, 0.3)) l->rope_factor = (float)(0.5 + 3 * rng_uniform(r));
+    if (d->rope_factors && rng_chance(r, 0.6)) {
+        l->rope_scaling = MHA_ROPE_SCALING_LONG;
+        l->rope_original_length = LAYERS_BORDER;
+        l->rope_factor = 1;
+        if (rng_chance(r, 0.5)) l->rope_amplitude = 1.2f;
+        return;
+    }
     if (rng_chance(r, 0.4)) {
         l->rope_scaling = rng_chance(r, 0.5) ? MHA_ROPE_SCALING_LLAMA3 : MHA_ROPE_SCALING_YARN;
         l->rope_original_length = rng_between(r, 1, 16);
@@ -46,6 +53,11 @@ static void draw_rotation(rng *r, const mha_transformer_desc *d, mha_layer_desc 
     }
     const int64_t D = d->head_dim ? d->head_dim : d->embed_dim / d->num_heads;
     if (D > 2 && rng_chance(r, 0.3)) l->rotary_dim = 2 * rng_between(r, 1, D / 2);
+}
+
+void factors_draw(rng *r, float factors[2 * LAYERS_PAIRS])
+{
+    for (int i = 0; i < 2 * LAYERS_PAIRS; i++) factors[i] = (float)(0.5 + 4 * rng_uniform(r));
 }
 
 void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)

@@ -16,7 +16,10 @@ mha_context *rank_contexts_of(const machine *m, int at, int rank)
 int rank_contexts_destroy(void **state)
 {
     (void)state;
-    for (int i = 0; i < MOST_MACHINES * MOST_RANKS; i++)
-        mha_context_destroy(contexts[i / MOST_RANKS][i % MOST_RANKS]);
+    for (int i = 0; i < MOST_MACHINES * MOST_RANKS; i++) {
+        mha_context **context = &contexts[i / MOST_RANKS][i % MOST_RANKS];
+        mha_context_destroy(*context);
+        *context = NULL; /* the next suite of the program creates its own */
+    }
     return 0;
 }

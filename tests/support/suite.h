@@ -17,10 +17,9 @@
 
 #include <cmocka.h>
 
-/* A test has no parameter, or has cmocka's state. */
+/* A test: void name(void). */
 /* clang-format off */
-#define TEST(name) {#name, _Generic((name), void (*)(void): suite_call, default: (name)), NULL, NULL, \
-                    (void (*[])(void)){_Generic((name), void (*)(void): (name), default: NULL)}}
+#define TEST(name) {#name, suite_call, NULL, NULL, (void (*[])(void)){name}}
 /* clang-format on */
 void suite_call(void **test);
 

@@ -28,10 +28,7 @@ void tally_print(const tally *t)
 
 bool tally_is_sharp(const tally *t)
 {
-    enum {
-        FEW = 200
-    }; /* under sanitizers, the values are so few that all may be close by
-                         * chance */
+    enum { FEW = 200 }; /* in runs with sanitizers, so few values may all be close by chance */
     if (!rng_whole_sample()) return true;
     return t->compared > 0 && (t->compared < FEW || t->worst > 0.001);
 }

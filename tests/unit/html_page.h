@@ -21,7 +21,7 @@ unsigned char *html_decode(const char *json, size_t *size);
 
 float *html_wave(int64_t count);
 
-void html_refuse(const mha_figure *figure, const mha_report *report, mha_status want,
-                 const char *part);
+/* The status of a page that the library rejects without writing anything. */
+mha_status html_refused(const mha_figure *figure, const mha_report *report);
 
 #endif

@@ -853,9 +853,8 @@ static mha_status call_paths(mha_context *context, calls *c)
     return mha_path_patching(context, c->e->m->t, &c->patching, NULL, NULL, c->out);
 }
 
-static void misuse(void **state)
+static void misuse(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     calls *c = calls_make(context);
     example *e = c->e;

@@ -113,9 +113,8 @@ static void element_types(void)
     }
 }
 
-static void views(void **state)
+static void views(void)
 {
-    (void)state;
     float data[120];
     mha_tensor x = mha_tensor_contiguous(data, MHA_F32, 4, (int64_t[]){2, 3, 4, 5});
     const int64_t contiguous[] = {60, 20, 5, 1};
@@ -646,10 +645,9 @@ static meeting met_after_sleep_on(mha_context *context, pid_t thread, const cpu_
 
 /* A worker wakes on another CPU than its caller. The system may move it later because of other
  * load, so only one of several rounds must succeed. */
-static void workers_wake_off_the_caller(void **state)
+static void workers_wake_off_the_caller(void)
 {
     enum { TRIES = 20, MOST = 15, ROUNDS = 10 };
-    (void)state;
     cpu_set_t all, here;
     assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
     if (CPU_COUNT(&all) < 2) skip();
@@ -675,9 +673,8 @@ static void workers_wake_off_the_caller(void **state)
     mha_context_destroy(context);
 }
 #else
-static void workers_wake_off_the_caller(void **state)
+static void workers_wake_off_the_caller(void)
 {
-    (void)state;
     skip(); /* only Linux reports a thread's CPU */
 }
 #endif

@@ -475,7 +475,9 @@ static void words_are_read(void)
     expect_error(mha_vocabulary_encode(v, "a", 1, NULL, 0, &count), MHA_ERR_SIZE, "than 0");
     expect_error(mha_vocabulary_encode(v, "a\xFF", 2, ids, 2, &count), MHA_ERR_UTF8, "byte 1");
     expect_error(mha_vocabulary_encode(v, "a\0b", 3, ids, 2, &count), MHA_ERR_UTF8, "byte 1");
-    expect_error(mha_vocabulary_encode(NULL, "a", 1, ids, 2, &count), MHA_ERR_NULL, "NULL");
+    expect_error(mha_vocabulary_encode(NULL, "a", 1, ids, 2, &count), MHA_ERR_NULL,
+                 "vocabulary is NULL");
+    expect_error(mha_vocabulary_encode(v, "a", 1, NULL, 2, &count), MHA_ERR_NULL, "ids is NULL");
     assert_int_equal(count, 7);
     mha_vocabulary_destroy(v);
     s = (mha_checkpoint_settings){.struct_size = sizeof s, .words = words, .word_count = 5};
@@ -520,8 +522,9 @@ static void texts_are_split(void)
     expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab\0", 3, &at, &from), MHA_ERR_UTF8, "zero byte");
     expect_error(mha_split_next((mha_splitting)3, "ab", 2, &at, &from), MHA_ERR_ARGUMENT,
                  "splitting 3");
-    expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab", 2, NULL, &from), MHA_ERR_NULL, "NULL");
-    expect_error(mha_split_next(MHA_SPLIT_SPACE, NULL, 2, &at, &from), MHA_ERR_NULL, "NULL");
+    expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab", 2, NULL, &from), MHA_ERR_NULL, "at is NULL");
+    expect_error(mha_split_next(MHA_SPLIT_SPACE, NULL, 2, &at, &from), MHA_ERR_NULL,
+                 "text is NULL");
     at = 3;
     expect_error(mha_split_next(MHA_SPLIT_SPACE, "ab", 2, &at, &from), MHA_ERR_ARGUMENT, "at 3");
 }
@@ -812,6 +815,10 @@ static void foreign_layers(void)
     with_config(experts,
                 "\"experts\": {\"count\": 65536, \"used\": 2, \"ff_dim\": 9, \"shared_dim\": 0}",
                 MHA_ERR_MODEL, "describes at least");
+    with_config(experts,
+                "\"experts\": {\"count\": 3, \"used\": 2, \"ff_dim\": 2, \"shared_dim\": 0, "
+                "\"sum_epsilom\": 1}",
+                MHA_ERR_UNSUPPORTED, "layers[1]: 'sum_epsilom' is not known");
     with_config("\"t5_buckets\": 6", "\"conv_kernel\": 65", MHA_ERR_MODEL, "'conv_kernel' is 65");
     with_config("\"t5_buckets\": 6",
                 "\"mixer\": \"gated_delta\", \"conv_kernel\": 4, \"key_dim\": 1048576, "

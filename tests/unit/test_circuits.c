@@ -470,9 +470,8 @@ static int check_model(mha_context *context, rng *r)
     return c.checks;
 }
 
-static void activations(void **state)
+static void activations(void)
 {
-    (void)state;
     int first, end, checks = 0;
     rng_range(40, 400, &first, &end);
     for (int i = first; i < end; i++) {
@@ -642,9 +641,8 @@ static mha_status refuse(int64_t done, int64_t total, void *user)
     return done == total - 1 ? MHA_ERR_CALLBACK : MHA_OK;
 }
 
-static void misuse(void **state)
+static void misuse(void)
 {
-    (void)state;
     mha_context *c = machines_context(2, 5);
     mha_transformer *t = make_plain(c, MHA_ENCODING_ROTARY);
     double values[H * D];

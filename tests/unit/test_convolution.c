@@ -79,10 +79,9 @@ static void check_element(const trial *c, bool state, const guarded *y, const in
     assert_true(tally_compare(&errors, at(y, i[0], i[1], i[2]), exact, bound));
 }
 
-static void outputs_and_states_are_within_the_bound(void **state)
+static void outputs_and_states_are_within_the_bound(void)
 {
     mha_context *context = context_with(2);
-    (void)state;
     for (int n = 0; n < 60; n++) {
         rng r = rng_make(rng_run_seed(), 0xC0 + (uint64_t)n);
         trial c = trial_make(&r);
@@ -113,10 +112,9 @@ static void outputs_and_states_are_within_the_bound(void **state)
     tally_judge(&errors);
 }
 
-static void parts_threads_and_places_change_no_bit(void **state)
+static void parts_threads_and_places_change_no_bit(void)
 {
     mha_context *one = context_with(1), *several = context_with(3);
-    (void)state;
     for (int n = 0; n < 40; n++) {
         rng r = rng_make(rng_run_seed(), 0xC100 + (uint64_t)n);
         trial c = trial_make(&r);
@@ -284,7 +282,7 @@ static void misuse_of_gradients_is_refused(void)
     expect_error(mha_short_convolution_backward(context, &call), MHA_ERR_OVERLAP, "dweight");
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
     mha_context *context = context_with(1);
     float x[12] = {0}, y[12], w[128] = {0}, s[12] = {0};
@@ -294,7 +292,6 @@ static void misuse_is_refused(void **state)
     const mha_tensor wide = mha_tensor_contiguous(w, MHA_F32, 2, (int64_t[]){2, 65});
     const mha_tensor kept = mha_tensor_contiguous(s, MHA_F32, 3, (int64_t[]){1, 2, 2});
     mha_tensor shifted = input;
-    (void)state;
     shifted.data = x + 2;
     expect_error(mha_short_convolution(NULL, 0, &input, &weight, NULL, NULL, &output), MHA_ERR_NULL,
                  "context is NULL");

@@ -4,6 +4,7 @@
 #include "support/decoded.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
+#include "support/layers.h"
 #include "support/one_context.h"
 #include "support/suite.h"
 
@@ -319,9 +320,8 @@ static int64_t run_windowed(program *p, bool discards)
 
 /* A decoder with a window is bit-identical to a transformer whose layers have the window. A decoder
  * that keeps only visible positions is bit-identical to one that keeps all positions. */
-static void windows(void **state)
+static void windows(void)
 {
-    (void)state;
     int64_t refused = 0, smaller = 0;
     for (uint64_t round = 0; round < 40; round++) {
         static program p;
@@ -357,6 +357,82 @@ static void windows(void **state)
         mha_transformer_destroy(t);
     }
     assert_true(refused > 0 && smaller > 5);
+}
+
+/* ---- rotations that depend on the length ----------------------------------------------------- */
+
+static mha_transformer *turning(rng *r, int64_t *width)
+{
+    mha_layer_desc layers[LAYERS];
+    float factors[2 * LAYERS_PAIRS];
+    mha_transformer_desc d = decoded_draw(r, false);
+    factors_draw(r, factors);
+    d.positions = MHA_ENCODING_ROTARY;
+    d.rope_factors = factors;
+    layers_draw(r, &d, layers);
+    d.layers = layers;
+    *width = d.flags & MHA_TRANSFORMER_NO_OUTPUT ? WIDTH : VOCAB;
+    return decoded_make(&d, rng_next(r));
+}
+
+/* A step of all sequences, whose outputs are those of forward calls of the sequences as they then
+ * are. */
+static void turning_step(program *p, int64_t n)
+{
+    int32_t ids[BATCH * STEP];
+    float rows[BATCH * STEP * WIDTH], whole[LENGTH * WIDTH];
+    int64_t firsts[BATCH], counts[BATCH];
+    mha_tensor tokens = tokens_of(ids, BATCH, n), out = rows_of(rows, BATCH, n, p->width);
+    draw_rows(p, n, ids, firsts, counts);
+    expect_ok(mha_decoder_step_rows(context, p->decoder, &tokens, firsts, counts, &out));
+    for (int b = 0; b < BATCH; b++) {
+        story *s = &p->of[b];
+        if (counts[b] == 0) continue;
+        memcpy(s->ids + s->length, ids + b * n + firsts[b], (size_t)counts[b] * sizeof *ids);
+        s->length += counts[b];
+        assert_int_equal(mha_decoder_lengths(p->decoder)[b], s->length);
+        mha_tensor all = tokens_of(s->ids, 1, s->length);
+        mha_tensor logits = rows_of(whole, 1, s->length, p->width);
+        const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &all};
+        expect_ok(mha_transformer_forward(context, p->t, &input, NULL, &logits, NULL, NULL));
+        assert_memory_equal(whole + (s->length - counts[b]) * p->width,
+                            rows + (b * n + firsts[b]) * p->width,
+                            (size_t)(counts[b] * p->width) * sizeof *rows);
+    }
+}
+
+/* Forks and truncations to either side of the border, steps of one token and of several. */
+static void rotations_that_depend_on_the_length(void)
+{
+    int64_t forks[2][2] = {{0}};
+    for (uint64_t round = 0; round < 30; round++) {
+        static program p;
+        p = (program){.r = rng_make(rng_run_seed(), 7000 + round)};
+        mha_transformer *t = turning(&p.r, &p.width);
+        const mha_decoder_desc desc = {.struct_size = sizeof desc,
+                                       .batch = BATCH,
+                                       .max_step = round % 3 ? STEP : 3,
+                                       .page_size = rng_between(&p.r, 0, 5)};
+        expect_ok(mha_decoder_create(context, t, &desc, &p.decoder));
+        p.t = t;
+        for (int i = 0; i < 20; i++) {
+            const int from = (int)rng_between(&p.r, 0, BATCH - 1), to = (from + 1) % BATCH;
+            const int64_t length = rng_between(&p.r, 0, p.of[from].length);
+            if (rng_chance(&p.r, 0.2)) {
+                expect_ok(mha_decoder_truncate_sequence(p.decoder, from, length));
+                p.of[from].length = length;
+            } else if (rng_chance(&p.r, 0.4)) {
+                forks[p.of[from].length > LAYERS_BORDER][length > LAYERS_BORDER]++;
+                expect_ok(mha_decoder_fork(p.decoder, from, to, length));
+                p.of[to] = p.of[from];
+                p.of[to].length = length;
+            }
+            turning_step(&p, rng_chance(&p.r, 0.5) ? 1 : rng_between(&p.r, 1, desc.max_step));
+        }
+        mha_decoder_destroy(p.decoder);
+        mha_transformer_destroy(t);
+    }
+    assert_true(forks[0][0] > 0 && forks[1][0] > 0 && forks[1][1] > 0);
 }
 
 /* ---- misuse -------------------------------------------------------------------------------- */
@@ -526,5 +602,6 @@ static void failed_allocations_change_nothing(void)
 }
 
 RUN_TESTS_BETWEEN(context_begin, NULL, TEST(random_programs), TEST(windows),
-                  TEST(descriptions_are_checked), TEST(calls_are_checked),
-                  TEST(memories_are_checked), TEST(failed_allocations_change_nothing))
+                  TEST(rotations_that_depend_on_the_length), TEST(descriptions_are_checked),
+                  TEST(calls_are_checked), TEST(memories_are_checked),
+                  TEST(failed_allocations_change_nothing))

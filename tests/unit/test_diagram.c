@@ -145,9 +145,8 @@ static void colors(void)
 }
 
 /* Small cells are merged into runs: a row of 100 equal cells becomes one rectangle. */
-static void runs(void **state)
+static void runs(void)
 {
-    (void)state;
     uint8_t row[100];
     memset(row, MHA_INK_GREEN, sizeof row);
     const mha_mark grid = {
@@ -161,9 +160,8 @@ static void runs(void **state)
 
 /* Three cards of width 500 on a page of width 1200: two are side by side, the third is below them,
  * and the page has the requested width. A card of width 2000 widens the page. */
-static void cards(void **state)
+static void cards(void)
 {
-    (void)state;
     mha_diagram_panel panels[3];
     for (int i = 0; i < 3; i++)
         panels[i] = (mha_diagram_panel){.title = "card", .width = 500, .height = 100};

@@ -545,10 +545,9 @@ static void all_outputs(void)
 }
 
 /* Only column sums, or column sums after the passes of other outputs. */
-static void column_sums(void **state)
+static void column_sums(void)
 {
     int first, end;
-    (void)state;
     for (rng_range(12, 1000, &first, &end); first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first + 5000);
         const unsigned others = rng_chance(&r, 0.3) ? (unsigned)rng_between(&r, 0, EXTRAS_ALL) : 0;

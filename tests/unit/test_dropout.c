@@ -191,9 +191,8 @@ static int64_t count_kept(mha_context *context, mha_transformer *t, mha_activati
 
 /* N independent draws: by Hoeffding's inequality, the kept fraction differs from 1 - rate by more than t with
  * probability at most 2 exp(-2 N t^2). t is chosen so that this is 1e-12. */
-static void rates(void **state)
+static void rates(void)
 {
-    (void)state;
     static const float list[] = {0.05f, 0.1f, 0.25f, 0.5f, 0.75f, 0.9f};
     machines all = machines_make(2);
     const double N = (double)MANY * LONG * HEADS * LONG, t = sqrt(log(2e12) / (2 * N));

@@ -5,6 +5,7 @@
 #include "support/shared_context.h"
 #include "support/suite.h"
 
+#include <multihead/maps.h>
 #include <multihead/training.h>
 #include <multihead/transformer.h>
 
@@ -30,7 +31,7 @@ static const mha_layer_desc layers[L] = {
                  .sum_epsilon = 0.25f,
                  .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_NORMALISED | MHA_EXPERTS_SCORE_BIAS}}};
 
-static mha_transformer *make(mha_context *context)
+static mha_transformer *make_typed(mha_context *context, int64_t types)
 {
     const mha_transformer_desc d = {.struct_size = sizeof d,
                                     .flags = MHA_TRANSFORMER_CAUSAL,
@@ -44,6 +45,7 @@ static mha_transformer *make(mha_context *context)
                                     .norm = MHA_NORM_RMS,
                                     .positions = MHA_ENCODING_ROTARY,
                                     .feed_forward = MHA_FEED_FORWARD_SWIGLU,
+                                    .type_count = types,
                                     .layers = layers};
     mha_transformer *t = NULL;
     rng r = rng_make(5, 0);
@@ -52,6 +54,11 @@ static mha_transformer *make(mha_context *context)
     for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = 0.5f * rng_normal(&r);
     expect_ok(mha_transformer_update(context, t));
     return t;
+}
+
+static mha_transformer *make(mha_context *context)
+{
+    return make_typed(context, 0);
 }
 
 static mha_tensor draw(int32_t *ids)
@@ -226,6 +233,43 @@ static void steps_batches_and_threads_change_no_bit(void)
     mha_transformer_destroy(t);
 }
 
+/* The experts of a text are those of a forward call with its token types. */
+static void routes_are_those_of_a_forward_call(void)
+{
+    mha_context *context = context_with(1);
+    static int32_t ids[B * T], types[B * T];
+    mha_transformer *t = make_typed(context, 2);
+    mha_activations *a = NULL;
+    mha_layer_view v = MHA_INIT(mha_layer_view);
+    mha_transformer_input input = MHA_INIT(mha_transformer_input);
+    mha_tensor tokens = draw(ids), kinds = mha_tensor_contiguous(types, MHA_I32, 2, tokens.shape);
+    mha_tokens text = {.struct_size = sizeof text, .count = T, .ids = ids, .types = types};
+    mha_routes routes = MHA_INIT(mha_routes);
+    for (int i = 0; i < T; i++) types[i] = i % 2;
+    input.tokens = &tokens;
+    input.token_types = &kinds;
+    tokens.shape[0] = kinds.shape[0] = 1;
+    expect_ok(mha_activations_create(context, t, T, 0, &a));
+    expect_ok(mha_transformer_forward(context, t, &input, a, NULL, NULL, NULL));
+    expect_ok(mha_routes_measure(context, t, &text, &routes));
+    assert_true(routes.layers == L && routes.tokens == T && routes.layer[1].count == 0);
+    for (int64_t layer = 0; layer < L; layer += 2) {
+        const size_t count = (size_t)(T * layers[layer].experts.used);
+        expect_ok(mha_activations_layer(a, layer, MHA_PART_FEED_FORWARD, &v));
+        assert_memory_equal(routes.layer[layer].experts, v.experts.data, count * sizeof(int32_t));
+        assert_memory_equal(routes.layer[layer].weights, v.expert_weights.data,
+                            count * sizeof(float));
+    }
+    mha_routes_free(&routes);
+    static const int64_t counts[] = {-1, 0, (int64_t)INT32_MAX + 1, INT64_MAX};
+    for (int i = 0; i < 4; i++) {
+        text.count = counts[i];
+        expect_error(mha_routes_measure(context, t, &text, &routes), MHA_ERR_ARGUMENT, "count is");
+    }
+    mha_activations_destroy(a);
+    mha_transformer_destroy(t);
+}
+
 static void what_is_not_supported_is_refused(void)
 {
     static const char words[] = "layer 0 has ", experts[] = "layer 0 has routed experts";
@@ -252,4 +296,4 @@ static void what_is_not_supported_is_refused(void)
 }
 
 RUN_TESTS(TEST(routing_and_outputs_are_plain_loops), TEST(steps_batches_and_threads_change_no_bit),
-          TEST(what_is_not_supported_is_refused))
+          TEST(routes_are_those_of_a_forward_call), TEST(what_is_not_supported_is_refused))

@@ -61,9 +61,8 @@ static void join(const int32_t *tokens, int64_t count, char *text)
     }
 }
 
-static void a_generation_is_the_whole_sequence_again(void **state)
+static void a_generation_is_the_whole_sequence_again(void)
 {
-    (void)state;
     mha_model *model = word_model(POSITIONS);
     for (int sampled = 0; sampled < 2; sampled++) {
         const mha_sampling how = {
@@ -109,9 +108,8 @@ static void a_generation_is_the_whole_sequence_again(void **state)
     mha_model_destroy(model);
 }
 
-static void a_generation_stops(void **state)
+static void a_generation_stops(void)
 {
-    (void)state;
     mha_model *model = word_model(POSITIONS);
     int32_t made[POSITIONS];
     int64_t count;
@@ -165,7 +163,9 @@ static void a_generation_refuses(void)
     d = fine, d.cache = &cache;
     expect_error(mha_generation_create(context, model, &d, &g), MHA_ERR_ARGUMENT, "capacity");
     d = fine, d.end_count = 1;
-    expect_error(mha_generation_create(context, model, &d, &g), MHA_ERR_NULL, "NULL");
+    expect_error(mha_generation_create(context, model, &d, &g), MHA_ERR_NULL, "ends is NULL");
+    mha_generation_step step = {.struct_size = sizeof step};
+    expect_error(mha_generation_next(context, g, &step), MHA_ERR_NULL, "generation is NULL");
     assert_null(g);
     mha_model_destroy(model);
 }

@@ -387,9 +387,8 @@ static void failed_allocations_are_reported(void)
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
-static void ranks(void **state)
+static void ranks(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     const int64_t counts[] = {2, 0, 5, 2, 1, 0}, wanted[] = {1, 0, 0, 2, 3, 0};
     int64_t got[6], kinds = 0;
@@ -406,9 +405,8 @@ static void ranks(void **state)
 
 /* "ab cd. efg": ab and efg have two tokens each, no token begins in cd, and the full stop is not a
  * word. */
-static void words(void **state)
+static void words(void)
 {
-    (void)state;
     const int64_t token[] = {-1, 0, 1, 5, 7, 9, -1}, begin[] = {0, 3, 7}, end[] = {2, 5, 10};
     const int64_t wanted[] = {-1, 0, 0, -1, 1, 1, -1}, numbers[] = {0, -1, 1};
     int64_t word_of[7], number[3];

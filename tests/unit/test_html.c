@@ -576,82 +576,56 @@ static void test_a_failing_sink(void)
 
 static void test_refusals(void)
 {
+    static const char *const tokens[] = {"a", "b", "c"};
     float values[4] = {-1, 0, 1, 2};
     const mha_panel panel = {.values = values};
     mha_figure figure = html_figure(&panel, 1, 2, 2);
-    html_refuse(NULL, NULL, MHA_ERR_NULL, "figure is NULL");
-    html_refuse(&figure, &(mha_report){0}, MHA_ERR_ARGUMENT, "struct_size");
-    mha_report report = {.struct_size = sizeof report, .fact_count = 1};
-    html_refuse(&figure, &report, MHA_ERR_NULL, "facts");
-    report = (mha_report){.struct_size = sizeof report, .special_count = 1};
-    html_refuse(&figure, &report, MHA_ERR_NULL, "special");
-    report = (mha_report){.struct_size = sizeof report, .fact_count = -1};
-    html_refuse(&figure, &report, MHA_ERR_ARGUMENT, "negative");
-    report = (mha_report){.struct_size = sizeof report, .most_bytes = -1};
-    html_refuse(&figure, &report, MHA_ERR_ARGUMENT, "negative");
-    report = (mha_report){.struct_size = sizeof report, .first_panel = 1};
-    html_refuse(&figure, &report, MHA_ERR_ARGUMENT, "first_panel is 1, the figure has 1");
+    mha_report report = {.struct_size = sizeof report};
+    expect_error(html_refused(NULL, NULL), MHA_ERR_NULL, "figure is NULL");
+#define REFUSE(wanted, part, ...) \
+    expect_spoiled(report, html_refused(&figure, &report), wanted, part, __VA_ARGS__)
+    REFUSE(MHA_ERR_ARGUMENT, "struct_size", report.struct_size = 0);
+    REFUSE(MHA_ERR_NULL, "facts", report.fact_count = 1);
+    REFUSE(MHA_ERR_NULL, "special", report.special_count = 1);
+    REFUSE(MHA_ERR_ARGUMENT, "negative", report.fact_count = -1);
+    REFUSE(MHA_ERR_ARGUMENT, "negative", report.most_bytes = -1);
+    REFUSE(MHA_ERR_ARGUMENT, "first_panel is 1, the figure has 1", report.first_panel = 1);
+    REFUSE(MHA_ERR_SHAPE, "3 tokens in blocks of 1 are 3 cells", report.tokens = tokens,
+           report.token_count = 3);
+    REFUSE(MHA_ERR_ARGUMENT, "cell_tokens", report.cell_tokens = -1);
+#undef REFUSE
     evidence e;
     make_evidence(&e);
-    e.report.curve_size = 0;
-    html_refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "curve_size");
-    make_evidence(&e);
-    e.series[1].y = NULL;
-    html_refuse(&e.figure, &e.report, MHA_ERR_NULL, "x or y of curve 0");
-    make_evidence(&e);
-    e.series[1].count = 99998;
-    html_refuse(&e.figure, &e.report, MHA_ERR_SIZE, "points");
-    make_evidence(&e);
-    e.curves[1].series_count = -1;
-    html_refuse(&e.figure, &e.report, MHA_ERR_SIZE, "curve 1");
-    make_evidence(&e);
-    e.columns[1].values = NULL;
-    html_refuse(&e.figure, &e.report, MHA_ERR_NULL, "column 1");
-    make_evidence(&e);
-    e.report.frames = NULL;
-    html_refuse(&e.figure, &e.report, MHA_ERR_NULL, "frames is NULL");
-    make_evidence(&e);
-    e.report.frame_count = 10001;
-    html_refuse(&e.figure, &e.report, MHA_ERR_SIZE, "10001 frames");
-    make_evidence(&e);
-    e.panels[0].measure_count = 65;
-    html_refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "65 measures");
-    make_evidence(&e);
-    e.panels[0].measures = NULL;
-    html_refuse(&e.figure, &e.report, MHA_ERR_NULL, "measures");
-    make_evidence(&e);
-    e.panels[0].twin_stride = 2;
-    html_refuse(&e.figure, &e.report, MHA_ERR_SHAPE, "stride");
-    make_evidence(&e);
-    e.choices[1].weights = NULL;
-    html_refuse(&e.figure, &e.report, MHA_ERR_NULL, "choice 1: numbers or weights");
-    make_evidence(&e);
-    e.choices[0].used = 6;
-    html_refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "choice 0: 6 of 5 are used");
-    make_evidence(&e);
-    e.numbers[1] = 5;
-    html_refuse(&e.figure, &e.report, MHA_ERR_ARGUMENT, "choice 0: number 5, expected 0 .. 4");
-    make_evidence(&e);
-    e.choices[0].count = e.choices[0].used = 500001;
-    html_refuse(&e.figure, &e.report, MHA_ERR_SIZE, "more than 1000000 numbers");
-    make_evidence(&e);
-    e.report.cell_tokens = 2;
-    html_refuse(&e.figure, &e.report, MHA_ERR_UNSUPPORTED, "blocks of tokens");
-    const char *const tokens[] = {"a", "b", "c"};
-    report = (mha_report){.struct_size = sizeof report, .tokens = tokens, .token_count = 3};
-    html_refuse(&figure, &report, MHA_ERR_SHAPE, "3 tokens in blocks of 1 are 3 cells");
-    report = (mha_report){.struct_size = sizeof report, .cell_tokens = -1};
-    html_refuse(&figure, &report, MHA_ERR_ARGUMENT, "cell_tokens");
+#define REFUSE(wanted, part, ...) \
+    expect_spoiled(e, html_refused(&e.figure, &e.report), wanted, part, __VA_ARGS__)
+    REFUSE(MHA_ERR_ARGUMENT, "curve_size", e.report.curve_size = 0);
+    REFUSE(MHA_ERR_NULL, "x or y of curve 0", e.series[1].y = NULL);
+    REFUSE(MHA_ERR_SIZE, "points", e.series[1].count = 99998);
+    REFUSE(MHA_ERR_SIZE, "curve 1", e.curves[1].series_count = -1);
+    REFUSE(MHA_ERR_NULL, "column 1", e.columns[1].values = NULL);
+    REFUSE(MHA_ERR_NULL, "frames is NULL", e.report.frames = NULL);
+    REFUSE(MHA_ERR_SIZE, "10001 frames", e.report.frame_count = 10001);
+    REFUSE(MHA_ERR_ARGUMENT, "65 measures", e.panels[0].measure_count = 65);
+    REFUSE(MHA_ERR_NULL, "measures", e.panels[0].measures = NULL);
+    REFUSE(MHA_ERR_SHAPE, "stride", e.panels[0].twin_stride = 2);
+    REFUSE(MHA_ERR_NULL, "choice 1: numbers or weights", e.choices[1].weights = NULL);
+    REFUSE(MHA_ERR_ARGUMENT, "choice 0: 6 of 5 are used", e.choices[0].used = 6);
+    REFUSE(MHA_ERR_ARGUMENT, "choice 0: number 5, expected 0 .. 4", e.numbers[1] = 5);
+    REFUSE(MHA_ERR_SIZE, "more than 1000000 numbers",
+           e.choices[0].count = e.choices[0].used = 500001);
+    REFUSE(MHA_ERR_UNSUPPORTED, "blocks of tokens", e.report.cell_tokens = 2);
+#undef REFUSE
     struct {
         mha_report report;
         uint64_t newer;
     } newer = {.report.struct_size = sizeof newer, .newer = 1};
-    html_refuse(&figure, &newer.report, MHA_ERR_UNSUPPORTED, "is set, but this library");
+    expect_error(html_refused(&figure, &newer.report), MHA_ERR_UNSUPPORTED,
+                 "is set, but this library");
     newer.newer = 0; /* a newer caller that does not use new fields */
     mha_buffer page = html_render(&figure, &newer.report);
     mha_buffer_free(&page);
     figure.scale = MHA_SCALE_LOG;
-    html_refuse(&figure, NULL, MHA_ERR_ARGUMENT, "log scale");
+    expect_error(html_refused(&figure, NULL), MHA_ERR_ARGUMENT, "log scale");
     assert_int_equal(mha_render_html(&figure, NULL, NULL), MHA_ERR_NULL);
 }
 

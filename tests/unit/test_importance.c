@@ -288,9 +288,8 @@ static double plain_loss(mha_context *context, const example *e, float *gates)
     return sum / (double)e->sequences;
 }
 
-static void ablation(void **state)
+static void ablation(void)
 {
-    (void)state;
     for (int i = 0; i < rng_cases(16, 200); i++) {
         rng r = rng_make(rng_run_seed(), 3000 + (uint64_t)i);
         mha_context *context = machines_context(2, i);
@@ -360,9 +359,8 @@ static void mean_ablation(void)
 }
 
 /* The means equal those of the forward call's kept outputs. */
-static void means(void **state)
+static void means(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 5000);
     mha_context *context = machines_context(1, 0);
     example *e = example_make(context, &r, true);

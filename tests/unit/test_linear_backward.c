@@ -434,9 +434,8 @@ static void poison_stays(void)
     }
 }
 
-static void misuse_is_refused(void **state)
+static void misuse_is_refused(void)
 {
-    (void)state;
     rng r = rng_make(1, 9);
     mha_context *context = context_with(0);
     problem x;

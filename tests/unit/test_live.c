@@ -289,6 +289,7 @@ static void misuse_of_trials(void)
     expect_error(mha_trials_predict(trials, &t, m->T, &next), MHA_ERR_MODEL, "row");
     expect_error(mha_trials_logits(trials, &t, NULL), MHA_ERR_NULL, "logits");
     expect_error(mha_trials_run(NULL, &t, -1, NULL, NULL, NULL), MHA_ERR_NULL, "trials is NULL");
+    expect_error(mha_trials_run(trials, NULL, -1, NULL, NULL, NULL), MHA_ERR_NULL, "run is NULL");
     mha_trials_destroy(trials);
     mha_trials_destroy(NULL);
     small_model_free(m);
@@ -354,6 +355,32 @@ static void hidden_tokens_are_counted(void)
     expect_error(mha_show_make(&maps, &options, &show), MHA_ERR_UNSUPPORTED, "unknown bits");
 }
 
+/* A report says why it shows no experts. */
+static void hidden_experts_are_a_fact(void)
+{
+    static int32_t experts[3];
+    static float weights[3], *layer;
+    mha_layer_routes routes = {.count = 1, .used = 1, .experts = experts, .weights = weights};
+    mha_maps maps = three_tokens(&layer);
+    mha_show show;
+    maps.routes = (mha_routes){.layers = 1, .tokens = 3, .layer = &routes};
+    expect_ok(mha_show_make(&maps, NULL, &show));
+    assert_true(show.report.choice_count == 1 && show.report.fact_count == 4);
+    mha_show_free(&show);
+    routes.used = routes.count = 66667; /* 200,001 numbers */
+    expect_ok(mha_show_make(&maps, NULL, &show));
+    assert_true(show.report.choice_count == 0 && show.report.fact_count == 5);
+    assert_string_equal(show.report.facts[4].name, "experts");
+    assert_non_null(strstr(show.report.facts[4].value, "more than 200000"));
+    mha_show_free(&show);
+    routes.used = routes.count = 1;
+    maps.cell = 2;
+    expect_ok(mha_show_make(&maps, NULL, &show));
+    assert_true(show.report.choice_count == 0 && show.report.fact_count == 5);
+    assert_non_null(strstr(show.report.facts[4].value, "blocks of tokens"));
+    mha_show_free(&show);
+}
+
 /* Texts use at most the available bytes. */
 static void texts_fit(void)
 {
@@ -394,4 +421,5 @@ static void places_are_known(void)
 RUN_TESTS_BETWEEN(context_begin, NULL, TEST(runs_have_the_bits_of_gates), TEST(heads_are_patched),
                   TEST(draws_and_noise), TEST(planes_do_not_depend_on_what_is_kept),
                   TEST(descriptions_vary), TEST(runs_end_when_they_are_to), TEST(misuse_of_trials),
-                  TEST(hidden_tokens_are_counted), TEST(texts_fit), TEST(places_are_known))
+                  TEST(hidden_tokens_are_counted), TEST(hidden_experts_are_a_fact), TEST(texts_fit),
+                  TEST(places_are_known))

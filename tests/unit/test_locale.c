@@ -92,9 +92,8 @@ static void collect_evidence(mha_buffer *all)
     mha_head_measures_destroy(m);
 }
 
-static void evidence(void **state)
+static void evidence(void)
 {
-    (void)state;
     expect_same(collect_evidence);
 }
 

@@ -39,9 +39,8 @@ static void rows_are_those_of_a_forward_call(void)
     }
 }
 
-static void misuse(void **state)
+static void misuse(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     mha_transformer_desc d = {.struct_size = sizeof d,
                               .vocab_size = 5,

@@ -376,9 +376,8 @@ static void merging_is_its_formula(void)
 }
 
 /* Any grouping is permitted: the only error is the rounding of intermediate results to f32. */
-static void grouping(void **state)
+static void grouping(void)
 {
-    (void)state;
     mha_context *context = context_with(0);
     for (int i = 0; i < rng_cases(40, 1000); i++) {
         rng r = rng_make(rng_run_seed(), 200000 + (uint64_t)i);

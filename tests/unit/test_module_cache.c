@@ -502,9 +502,8 @@ static void norm_then_rotate(void)
 }
 
 /* The module's sinks are those of the descriptor. */
-static void sinks(void **state)
+static void sinks(void)
 {
-    (void)state;
     enum { T = 6, E = 8, H = 4 };
     rng r = rng_make(rng_run_seed(), 40000);
     machines all = machines_make(2);

@@ -145,9 +145,8 @@ static void linear_judge(const linear_case *c, const machine *m, bool add, const
     }
 }
 
-static void linear(void **state)
+static void linear(void)
 {
-    (void)state;
     machines all = machines_make(2);
     tally tallies[MOST_MACHINES] = {{0}};
     for (int i = 0; i < rng_cases(60, 1500); i++)
@@ -336,9 +335,8 @@ static const struct activation_kind {
 
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
-static void activations(void **state)
+static void activations(void)
 {
-    (void)state;
     machines all = machines_make(2);
     for (int j = 0; j < all.count; j++) {
         const machine *m = &all.each[j];
@@ -588,9 +586,8 @@ static void norm_judge(const norm_case *c, const machine *m, const double *dy, c
     }
 }
 
-static void norms(void **state)
+static void norms(void)
 {
-    (void)state;
     machines all = machines_make(3);
     tally t = {.name = "norms"};
     for (int i = 0; i < rng_cases(60, 1000); i++) {

@@ -250,7 +250,7 @@ static void test_refuses_to_write(void)
     expect_error(mha_npy_write(temp_path("nowhere/x"), &t), MHA_ERR_WRITE, "no such folder");
     temp_write("plain", "x", 1);
     expect_error(mha_npy_write(temp_path("plain/x"), &t), MHA_ERR_WRITE, "cannot write");
-    expect_error(mha_npy_write(NULL, &t), MHA_ERR_NULL, "NULL");
+    expect_error(mha_npy_write(NULL, &t), MHA_ERR_NULL, "path is NULL");
     expect_error(mha_npy_write_to(NULL, &t), MHA_ERR_NULL, "NULL");
     t.dtype = MHA_BF16;
     expect_error(mha_npy_write(path, &t), MHA_ERR_UNSUPPORTED, "bf16");
@@ -305,7 +305,7 @@ static void test_whole_files(void)
     expect_error(mha_file_read(path, 2, &bytes, &size), MHA_ERR_SIZE, "3 bytes, at most 2");
     expect_error(mha_file_read(temp_path("gone"), 2, &bytes, &size), MHA_ERR_FILE, "no such file");
     expect_error(mha_file_read(NULL, 2, &bytes, &size), MHA_ERR_NULL, "NULL");
-    expect_error(mha_file_write(path, NULL, 1), MHA_ERR_NULL, "NULL");
+    expect_error(mha_file_write(path, NULL, 1), MHA_ERR_NULL, "bytes is NULL");
     assert_null(bytes);
     expect_ok(mha_file_write(path, NULL, 0));
     expect_ok(mha_file_read(path, 0, &bytes, &size));

@@ -343,9 +343,8 @@ static void later_beginnings_change_no_bit(void)
     if (rng_whole_sample()) assert_true(begun > 90);
 }
 
-static void misuse(void **state)
+static void misuse(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     const mha_transformer_desc d = {.struct_size = sizeof d,
                                     .vocab_size = 5,

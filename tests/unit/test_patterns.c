@@ -254,9 +254,8 @@ static void random_is_philox(void)
 
 /* ---- unions, and attention with patterns ----------------------------------------------------- */
 
-static void unions(void **state)
+static void unions(void)
 {
-    (void)state;
     rng r = rng_make(rng_run_seed(), 7);
     for (int n = 0; n < 100; n++) {
         int64_t rows = rng_between(&r, 0, MOST), cols = rng_between(&r, 0, MOST), kept, both;
@@ -316,9 +315,8 @@ static void patterns_in_attention(void)
 
 /* Blocks with gaps, and with any end of the last block, are bit-identical to the same pairs in a
  * keep_mask. */
-static void gaps(void **state)
+static void gaps(void)
 {
-    (void)state;
     enum { T = 9, KEYS = 128, BLOCK = 32, D = 4 };
     rng r = rng_make(rng_run_seed(), 8);
     static float x[KEYS * D], o[2][T * D], lse[2][T];

@@ -181,9 +181,8 @@ static void svg_colors_known_cells(void)
 }
 
 /* A mark has two frames and both labels in a unique colour, and changes the PNG too. */
-static void a_marked_cell(void **state)
+static void a_marked_cell(void)
 {
-    (void)state;
     static const int64_t cell[2] = {1, 0};
     mha_panel panel = {.values = four};
     mha_figure figure = figure_of(&panel, 1, 2, 2);
@@ -1083,13 +1082,12 @@ static void full_disk_is_an_error(void)
     }
 }
 
-RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), cmocka_unit_test(a_marked_cell),
-          TEST(svg_scales), TEST(svg_masked_and_not_finite), TEST(extents),
-          TEST(svg_escapes_hostile_text), TEST(svg_prints_values_in_small_figures),
-          TEST(svg_labels_both_axes_and_groups), TEST(png_has_size_and_colors),
-          TEST(png_font_errors), TEST(pdf_is_a_page), TEST(too_large),
-          TEST(large_maps_keep_their_maximum), TEST(ramps_are_monotone), TEST(viridis_is_viridis),
-          TEST(names_follow_the_lists), TEST(terminal_keeps_its_width),
+RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), TEST(a_marked_cell), TEST(svg_scales),
+          TEST(svg_masked_and_not_finite), TEST(extents), TEST(svg_escapes_hostile_text),
+          TEST(svg_prints_values_in_small_figures), TEST(svg_labels_both_axes_and_groups),
+          TEST(png_has_size_and_colors), TEST(png_font_errors), TEST(pdf_is_a_page),
+          TEST(too_large), TEST(large_maps_keep_their_maximum), TEST(ramps_are_monotone),
+          TEST(viridis_is_viridis), TEST(names_follow_the_lists), TEST(terminal_keeps_its_width),
           TEST(terminal_says_what_it_draws), TEST(text_columns), TEST(bytes_do_not_vary),
           TEST(degenerate_figures_are_drawn), TEST(bad_figures_are_refused), TEST(structs_may_grow),
           TEST(sink_failures_are_passed_up), TEST(files_appear_whole_or_not_at_all),

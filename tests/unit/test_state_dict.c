@@ -64,9 +64,8 @@ static bool same_parameters(const mha_module *a, const mha_module *b)
 
 /* ---- saving and loading --------------------------------------------------------------------- */
 
-static void round_trips(void **state)
+static void round_trips(void)
 {
-    (void)state;
     const mha_module_desc descs[] = {
         {.embed_dim = 12, .num_heads = 3},
         {.embed_dim = 12, .num_heads = 3, .flags = MHA_MODULE_BIAS_KV | MHA_MODULE_NO_OUT_BIAS},
@@ -91,9 +90,8 @@ static void round_trips(void **state)
 
 /* The file has names in a state_dict's order, f32 tensors, and the metadata that readers of
  * safetensors require. */
-static void file_contents(void **state)
+static void file_contents(void)
 {
-    (void)state;
     mha_module *module =
         make((mha_module_desc){.embed_dim = 4, .num_heads = 2, .flags = MHA_MODULE_BIAS_KV});
     expect_ok(mha_module_save_state(module, temp_path("state.safetensors"), "x."));

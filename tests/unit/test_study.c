@@ -331,9 +331,8 @@ static void same_state(const mha_buffer *a, const mha_buffer *b)
     assert_memory_equal(a->data, b->data, a->size);
 }
 
-static void a_state_continues(void **state)
+static void a_state_continues(void)
 {
-    (void)state;
     saving whole = {0}, again = {0};
     mha_model *model = word_model(64);
     expect_ok(study_lines(context, model, lines, TEXTS, NULL, NULL, &whole));

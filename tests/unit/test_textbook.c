@@ -124,9 +124,8 @@ static int64_t elements_of(const mha_module *module, const char *name)
 }
 
 /* The last case takes 2.4 GB and is only in long runs; tests/cli/count.py always includes it. */
-static void parameters(void **state)
+static void parameters(void)
 {
-    (void)state;
     static const int64_t cases[][4] = {/* E, H, Hk, parameters */
                                        {512, 8, 8, 1048576},
                                        {768, 12, 12, 2359296},

@@ -219,14 +219,16 @@ static void test_arguments(void)
     mha_words w = {.struct_size = 3};
     mha_encode_options o = {.struct_size = sizeof o};
     mha_tokenizer_info info = {0};
-    expect_error(mha_tokenizer_encode(NULL, NULL, "a", 1, NULL, 0, &e), MHA_ERR_NULL, "NULL");
-    expect_error(mha_tokenizer_encode(t, NULL, NULL, 1, NULL, 0, &e), MHA_ERR_NULL, "NULL");
-    expect_error(mha_tokenizer_encode(t, NULL, "a", 1, NULL, 1, &e), MHA_ERR_NULL, "NULL");
-    expect_error(mha_tokenizer_encode(t, NULL, "a", 1, NULL, 0, NULL), MHA_ERR_NULL, "NULL");
+    expect_error(mha_tokenizer_encode(NULL, NULL, "a", 1, NULL, 0, &e), MHA_ERR_NULL,
+                 "tokenizer is NULL");
+    expect_error(mha_tokenizer_encode(t, NULL, NULL, 1, NULL, 0, &e), MHA_ERR_NULL, "text is NULL");
+    expect_error(mha_tokenizer_encode(t, NULL, "a", 1, NULL, 1, &e), MHA_ERR_NULL, "pair is NULL");
+    expect_error(mha_tokenizer_encode(t, NULL, "a", 1, NULL, 0, NULL), MHA_ERR_NULL,
+                 "encoding is NULL");
     expect_error(mha_tokenizer_encode(t, NULL, "a", 1, NULL, 0, &small), MHA_ERR_ARGUMENT,
                  "sizeof(mha_encoding)");
     expect_error(mha_tokenizer_words(t, "a", 1, &w), MHA_ERR_ARGUMENT, "sizeof(mha_words)");
-    expect_error(mha_tokenizer_words(t, NULL, 1, &w), MHA_ERR_NULL, "NULL");
+    expect_error(mha_tokenizer_words(t, NULL, 1, &w), MHA_ERR_NULL, "text is NULL");
     expect_error(mha_tokenizer_describe(t, &info), MHA_ERR_ARGUMENT, "mha_tokenizer_info");
     expect_error(mha_tokenizer_describe(t, NULL), MHA_ERR_NULL, "NULL");
     expect_error(mha_tokenizer_load(NULL, NULL, &other), MHA_ERR_NULL, "NULL");

@@ -362,9 +362,8 @@ static void slices_drop_other_weights(void)
 
 /* ---- errors and lost ranks ------------------------------------------------------------------- */
 
-static void one_rank_refuses_for_all(void **state)
+static void one_rank_refuses_for_all(void)
 {
-    (void)state;
     outcome *many = make_outcomes();
     for (int how = TOKEN; how <= SLICES; how++) {
         const char *part =

@@ -74,6 +74,7 @@ static mha_transformer_desc some_desc(rng *r, bool mixed)
 {
     static mha_layer_desc layers[3];
     static int64_t heads[6];
+    static float factors[2 * LAYERS_PAIRS];
     mha_transformer_desc d = {.struct_size = sizeof d,
                               .vocab_size = rng_between(r, 5, MOST_VOCAB),
                               .max_length = 16,
@@ -109,6 +110,8 @@ static mha_transformer_desc some_desc(rng *r, bool mixed)
         if (d.flags & MHA_TRANSFORMER_PADDING)
             d.padding_token = (int32_t)rng_between(r, 0, d.vocab_size - 1);
     }
+    factors_draw(r, factors);
+    if (rng_chance(r, 0.5)) d.rope_factors = factors;
     layers_draw(r, &d, layers);
     if (rng_chance(r, 0.6)) d.layers = layers;
     if (mixed) draw_mixers(r, &d, layers, heads);
@@ -125,6 +128,8 @@ static void make_batch(example *e, rng *r)
     const mha_transformer_desc *d = &e->desc;
     e->B = rng_between(r, 1, 4);
     e->T = rng_between(r, 1, 12);
+    if (d->rope_factors && rng_chance(r, 0.5))
+        e->T = rng_between(r, LAYERS_BORDER, LAYERS_BORDER + 1);
     e->S = d->flags & MHA_TRANSFORMER_CROSS ? rng_between(r, 1, 9) : 0;
     for (int64_t b = 0; b < e->B; b++) {
         e->lengths[b] = rng_between(r, 1, e->T);
@@ -371,9 +376,8 @@ static void threads_and_padding_change_no_bit(void)
 }
 
 /* A tiny model learns to repeat its own token: its loss falls to less than a tenth. */
-static void learns(void **state)
+static void learns(void)
 {
-    (void)state;
     machines all = machines_make(2);
     mha_context *context = all.each[all.count > 2 ? 2 : 0].context;
     const mha_transformer_desc desc = {.struct_size = sizeof desc,
@@ -658,36 +662,52 @@ static void check_heads(mha_context *context, const example *e, int64_t layer, b
     assert_ptr_equal(view->concatenated.data, view->heads.data);
 }
 
-/* Frequencies, cosines and sines of the scalings equal the formulas of transformer.h. */
-static void scale_rotation(const mha_layer_desc *l, mha_rope_desc *rope, double *frequencies,
-                           float angles[2][16 * 12], mha_tensor *cosines, mha_tensor *sines)
+/* The frequency of pair i by the formulas of transformer.h, of long sequences too. */
+static double scaled_frequency(const example *e, const mha_layer_desc *l, int64_t i, bool longer)
 {
     const int64_t half = l->rotary_dim / 2;
-    const bool yarn = l->rope_scaling == MHA_ROPE_SCALING_YARN;
     const double n = (double)l->rope_original_length, tau = 2 * 3.141592653589793;
     const double low = (double)l->rope_low, high = (double)l->rope_high;
     const double s = (double)l->rope_factor, base = (double)l->rope_base;
+    const double f = pow(base, -(double)i / (double)half), turns = n * f / tau;
+    if (l->rope_scaling == MHA_ROPE_SCALING_LONG)
+        return f / (double)e->desc.rope_factors[longer ? half + i : i];
+    double slow = fmin(1, fmax(0, (high - turns) / (high - low)));
+    if (l->rope_scaling == MHA_ROPE_SCALING_YARN) {
+        /* the pair i with this many turns: n base^(-i / half) / tau = turns */
+        const double last = (double)(2 * half - 1);
+        const bool exact = l->flags & MHA_LAYER_ROPE_EXACT_RAMP;
+        const double first = (double)half * log(n / tau / high) / log(base);
+        const double end = (double)half * log(n / tau / low) / log(base);
+        const double from = fmin(last, fmax(0, exact ? first : floor(first)));
+        const double to = fmin(last, fmax(0, exact ? end : ceil(end)));
+        slow = fmin(1, fmax(0, ((double)i - from) / (to > from ? to - from : 0.001)));
+    }
+    return f * (1 - slow) + f / s * slow;
+}
+
+static bool has_amplitude(const mha_layer_desc *l)
+{
+    return l && l->rope_scaling >= MHA_ROPE_SCALING_YARN;
+}
+
+/* The frequencies of short sequences, and 16 rows of cosines and sines, then those of long ones. */
+static void scale_rotation(const example *e, const mha_layer_desc *l, mha_rope_desc *rope,
+                           double *frequencies, float angles[2][32 * 12], mha_tensor *cosines,
+                           mha_tensor *sines)
+{
+    const int64_t half = l->rotary_dim / 2;
+    const double size = has_amplitude(l) ? (double)l->rope_amplitude : 1;
     for (int64_t i = 0; i < half; i++) {
-        const double f = pow(base, -(double)i / (double)half), turns = n * f / tau;
-        double slow = fmin(1, fmax(0, (high - turns) / (high - low)));
-        if (yarn) { /* the pair i with this many turns: n base^(-i / half) / tau = turns */
-            const double last = (double)(2 * half - 1);
-            const double first = (double)half * log(n / tau / high) / log(base);
-            const double end = (double)half * log(n / tau / low) / log(base);
-            const double from = fmin(last, fmax(0, floor(first)));
-            const double to = fmin(last, fmax(0, ceil(end)));
-            slow = fmin(1, fmax(0, ((double)i - from) / (to > from ? to - from : 0.001)));
-        }
-        frequencies[i] = f * (1 - slow) + f / s * slow;
-        for (int64_t t = 0; t < 16; t++) {
-            const double angle = (double)t * frequencies[i];
-            const double size = yarn ? (double)l->rope_amplitude : 1;
+        frequencies[i] = scaled_frequency(e, l, i, false);
+        for (int64_t t = 0; t < 32; t++) {
+            const double angle = (double)(t % 16) * scaled_frequency(e, l, i, t >= 16);
             angles[0][t * half + i] = (float)(size * cos(angle));
             angles[1][t * half + i] = (float)(size * sin(angle));
         }
     }
-    *cosines = mha_tensor_contiguous(angles[0], MHA_F32, 2, (int64_t[]){16, half});
-    *sines = mha_tensor_contiguous(angles[1], MHA_F32, 2, (int64_t[]){16, half});
+    *cosines = mha_tensor_contiguous(angles[0], MHA_F32, 2, (int64_t[]){32, half});
+    *sines = mha_tensor_contiguous(angles[1], MHA_F32, 2, (int64_t[]){32, half});
     rope->base = rope->factor = 0;
     rope->cos_table = cosines;
     rope->sin_table = sines;
@@ -703,8 +723,7 @@ static void check_rotation(const example *e, int64_t layer, bool rotates, const 
     assert_int_equal(r.rotary_dim, !rotates ? 0 : l ? l->rotary_dim : e->desc.head_dim);
     if (!rotates) return;
     assert_int_equal(r.pairing, rope->pairing);
-    assert_true(r.amplitude ==
-                (l && l->rope_scaling == MHA_ROPE_SCALING_YARN ? (double)l->rope_amplitude : 1));
+    assert_true(r.amplitude == (has_amplitude(l) ? (double)l->rope_amplitude : 1));
     for (int64_t i = 0; i < r.rotary_dim / 2; i++) {
         const double base = (double)(l ? l->rope_base : e->desc.rope_base);
         const double plain = pow(base, -(double)(2 * i) / (double)r.rotary_dim);
@@ -745,17 +764,21 @@ static void check_position(mha_context *context, const example *e, int64_t layer
     const bool rotates =
         e->desc.positions == MHA_ENCODING_ROTARY && !(l && l->flags & MHA_LAYER_NO_ROPE);
     mha_tensor cosines, sines;
-    float angles[2][16 * 12];
+    float angles[2][32 * 12];
+    int64_t starts[4] = {0};
     mha_rope_desc rope = {.struct_size = sizeof rope,
                           .pairing = l && l->flags & MHA_LAYER_ROPE_INTERLEAVED
                                          ? MHA_ROPE_INTERLEAVED
                                          : MHA_ROPE_HALVES,
                           .rotary_dim = l ? l->rotary_dim : 0,
                           .base = l ? (double)l->rope_base : 0,
-                          .factor = l ? (double)l->rope_factor : 0};
+                          .factor = l ? (double)l->rope_factor : 0,
+                          .positions = {.starts = starts}};
     double frequencies[12];
+    for (int64_t b = 0; b < e->B && l && l->rope_scaling == MHA_ROPE_SCALING_LONG; b++)
+        if ((e->input.lengths ? e->lengths[b] : e->T) > l->rope_original_length) starts[b] = 16;
     if (rotates && l && l->rope_scaling)
-        scale_rotation(l, &rope, frequencies, angles, &cosines, &sines);
+        scale_rotation(e, l, &rope, frequencies, angles, &cosines, &sines);
     check_rotation(e, layer, rotates, l, &rope, frequencies);
     if (rotates) expect_ok(mha_rope_apply(context, &rope, &y, &y));
     for (int64_t i = 0; i < rows * H; i++) {
@@ -806,7 +829,7 @@ static void check_views(mha_context *context, example *e)
 {
     mha_stream_view ends = {.struct_size = sizeof ends};
     expect_ok(mha_activations_stream(e->a, &ends));
-    const void *stream = ends.first.data;
+    const void *stream = ends.first.data, *input = NULL;
     check_embedded(e, &ends.embedded);
     const bool post = e->desc.flags & MHA_TRANSFORMER_POST_NORM;
     const bool pre = e->desc.norm && !post;
@@ -828,6 +851,9 @@ static void check_views(mha_context *context, example *e)
         assert_int_equal(view.input.data != view.stream.data, normed || apart);
         assert_int_equal(view.sum.data != view.next.data, post);
         stream = view.next.data;
+        if (part == MHA_PART_FEED_FORWARD && e->desc.flags & MHA_TRANSFORMER_ONE_NORM)
+            assert_ptr_equal(view.input.data, input);
+        input = view.input.data;
         if (part == MHA_PART_FEED_FORWARD) {
             assert_null(view.q.data);
             check_sum(e, i / 3, part, &view.hidden, &view);
@@ -1607,10 +1633,39 @@ static void failed_allocations_are_reported(void)
     assert_true(refused > 20);
 }
 
-RUN_TESTS(TEST(parameters_have_names_and_places), TEST(seeds_give_the_same_beginning),
-          TEST(gradients_are_slopes), TEST(gradients_of_other_mixers_are_slopes),
-          TEST(threads_and_padding_change_no_bit), TEST(views), TEST(learns), TEST(keeps_nothing),
-          TEST(create_errors), TEST(forward_errors), TEST(layers_are_checked),
-          TEST(layers_without_gradients), TEST(sources_change_no_bit),
+/* Matrices that write to the stream are divided by the root of the number of parts that do. */
+static void initial_deviations_count_parts(void)
+{
+    float first[2];
+    for (int i = 0; i < 2; i++) {
+        mha_layer_desc layers[3];
+        for (int k = 0; k < 3; k++) layers[k] = (mha_layer_desc){.struct_size = sizeof layers[k]};
+        for (int k = 1; k < 3 && i; k++) layers[k].flags = MHA_LAYER_NO_FEED_FORWARD;
+        const mha_transformer_desc d = {.struct_size = sizeof d,
+                                        .vocab_size = 5,
+                                        .max_length = 4,
+                                        .embed_dim = 8,
+                                        .num_layers = 3,
+                                        .num_heads = 2,
+                                        .ff_dim = 7,
+                                        .layers = layers};
+        const mha_transformer_init init = {.struct_size = sizeof init, .seed = 5};
+        mha_context *context = machines_context(1, 0);
+        mha_transformer *t = NULL;
+        mha_parameter p;
+        expect_ok(mha_transformer_create(context, &d, &t));
+        expect_ok(mha_transformer_initialise(context, t, &init));
+        expect_ok(mha_transformer_find(t, 0, "self_attn.o_proj.weight", &p));
+        first[i] = mha_transformer_data(t)[p.offset];
+        mha_transformer_destroy(t);
+    }
+    assert_true(fabs((double)(first[1] / first[0]) - sqrt(6.0 / 4)) < 1e-6);
+}
+
+RUN_TESTS(TEST(parameters_have_names_and_places), TEST(initial_deviations_count_parts),
+          TEST(seeds_give_the_same_beginning), TEST(gradients_are_slopes),
+          TEST(gradients_of_other_mixers_are_slopes), TEST(threads_and_padding_change_no_bit),
+          TEST(views), TEST(learns), TEST(keeps_nothing), TEST(create_errors), TEST(forward_errors),
+          TEST(layers_are_checked), TEST(layers_without_gradients), TEST(sources_change_no_bit),
           TEST(large_matrices_from_a_source), TEST(copies_are_the_same),
           TEST(decoding_from_a_source), TEST(source_errors), TEST(failed_allocations_are_reported))

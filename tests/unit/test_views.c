@@ -127,7 +127,7 @@ static void test_neurons_in_fewer_bits(void)
         mha_buffer_free(&page);
     }
     const mha_report report = {.struct_size = sizeof report, .most_bytes = 300000};
-    html_refuse(&figure, &report, MHA_ERR_SIZE, "queries and keys take");
+    expect_error(html_refused(&figure, &report), MHA_ERR_SIZE, "queries and keys take");
     free(values);
     free(vectors);
 }
@@ -136,32 +136,18 @@ static void test_views_refused(void)
 {
     views v;
     make_views(&v);
-    v.report.view = (mha_view)4;
-    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "unknown view 4");
-    make_views(&v);
-    v.report.first_panel = 0;
-    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "requires queries and keys");
-    make_views(&v);
-    v.panels[1].keys = NULL;
-    html_refuse(&v.figure, &v.report, MHA_ERR_NULL, "panel 1: set both queries and keys");
-    make_views(&v);
-    v.panels[1].channels = 0;
-    html_refuse(&v.figure, &v.report, MHA_ERR_SIZE, "panel 1: 0 channels");
-    make_views(&v);
-    v.report.first_col = COLS;
-    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "first_row, first_col are 1, 3");
-    make_views(&v);
-    v.lines[1] = -1;
-    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "line_panels[1] is -1");
-    make_views(&v);
-    v.report.line_panels = NULL;
-    html_refuse(&v.figure, &v.report, MHA_ERR_NULL, "line_panels is NULL");
-    make_views(&v);
-    v.report.second_row = ROWS + 1;
-    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "second_row");
-    make_views(&v);
-    v.panels[1].score_scale = (double)NAN;
-    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "score_scale");
+#define REFUSE(wanted, part, ...) \
+    expect_spoiled(v, html_refused(&v.figure, &v.report), wanted, part, __VA_ARGS__)
+    REFUSE(MHA_ERR_ARGUMENT, "unknown view 4", v.report.view = (mha_view)4);
+    REFUSE(MHA_ERR_ARGUMENT, "requires queries and keys", v.report.first_panel = 0);
+    REFUSE(MHA_ERR_NULL, "panel 1: set both queries and keys", v.panels[1].keys = NULL);
+    REFUSE(MHA_ERR_SIZE, "panel 1: 0 channels", v.panels[1].channels = 0);
+    REFUSE(MHA_ERR_ARGUMENT, "first_row, first_col are 1, 3", v.report.first_col = COLS);
+    REFUSE(MHA_ERR_ARGUMENT, "line_panels[1] is -1", v.lines[1] = -1);
+    REFUSE(MHA_ERR_NULL, "line_panels is NULL", v.report.line_panels = NULL);
+    REFUSE(MHA_ERR_ARGUMENT, "second_row", v.report.second_row = ROWS + 1);
+    REFUSE(MHA_ERR_ARGUMENT, "score_scale", v.panels[1].score_scale = (double)NAN);
+#undef REFUSE
 }
 
 /* ---- Insets ----------------------------------------------------------------------------------- */

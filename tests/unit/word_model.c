@@ -7,7 +7,7 @@
 
 const char *const words[WORDS] = {"<s>", "the", "cat", "sat", ".", "on", "mat", "a", "dog", "ran"};
 
-mha_model *word_model(int64_t positions)
+mha_model *word_model_of(int64_t positions, const mha_layer_desc layers[WORD_LAYERS])
 {
     const mha_transformer_desc d = {.struct_size = sizeof d,
                                     .flags = MHA_TRANSFORMER_CAUSAL,
@@ -21,7 +21,8 @@ mha_model *word_model(int64_t positions)
                                     .ff_dim = 10,
                                     .norm = MHA_NORM_RMS,
                                     .positions = MHA_ENCODING_ROTARY,
-                                    .feed_forward = MHA_FEED_FORWARD_SWIGLU};
+                                    .feed_forward = MHA_FEED_FORWARD_SWIGLU,
+                                    .layers = layers};
     const mha_checkpoint_settings s = {
         .struct_size = sizeof s, .words = words, .word_count = WORDS, .bos_word = "<s>"};
     mha_transformer *t = NULL;
@@ -35,4 +36,9 @@ mha_model *word_model(int64_t positions)
     mha_transformer_destroy(t);
     expect_ok(mha_model_load(context, temp_path("words"), NULL, &model));
     return model;
+}
+
+mha_model *word_model(int64_t positions)
+{
+    return word_model_of(positions, NULL);
 }

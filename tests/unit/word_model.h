@@ -9,5 +9,7 @@ enum { WORD_LAYERS = 2, WORD_HEADS = 3, WORDS = 10 };
 extern const char *const words[WORDS]; /* "<s>", "the", "cat" ... */
 
 mha_model *word_model(int64_t positions);
+/* With this mixer and these experts in each of its layers. */
+mha_model *word_model_of(int64_t positions, const mha_layer_desc layers[WORD_LAYERS]);
 
 #endif

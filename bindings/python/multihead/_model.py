@@ -435,7 +435,8 @@ class Model:
         """The experts that each token of a text uses, for each layer; None: the layer has no experts."""
         tokens = self._tokens(text, None, None, False)
         ids = np.ascontiguousarray(tokens.ids, np.int32)
-        given = _abi.Tokens(count=len(ids), ids=ids.ctypes.data)
+        types = np.ascontiguousarray(tokens.segments, np.int32)
+        given = _abi.Tokens(count=len(ids), ids=ids.ctypes.data, types=types.ctypes.data)
         found = _abi.Routes()
         with context or default_context() as handle:
             check(self._library.mha_routes_measure(handle, self._net, C.byref(given), C.byref(found)))

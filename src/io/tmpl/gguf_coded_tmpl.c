@@ -125,7 +125,8 @@ ALWAYS_INLINE floats half_lanes(dwords x)
     const dwords large = (dwords)(size >= 0x7C00u), tiny = (dwords)(size < 0x400u);
     const dwords normal = (size << 13) + (112u << 23);
     const dwords subnormal = (dwords)(__builtin_convertvector((wholes)size, floats) * 0x1p-24f);
-    return (floats)(sign | (normal & ~large & ~tiny) | (subnormal & tiny) |
+    const dwords quiet = (dwords)(size > 0x7C00u) & 0x400000u; /* NaN */
+    return (floats)(sign | quiet | (normal & ~large & ~tiny) | (subnormal & tiny) |
                     ((0x7F800000u | (size & 0x3FFu) << 13) & large));
 #endif
 }

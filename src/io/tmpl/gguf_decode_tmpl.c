@@ -1,7 +1,7 @@
 /* Decode GGUF blocks to 8-bit numbers, and these to f32. Compiled once per instruction set; gguf.h
- * has the formulas. Results are bit-identical on all sets: products with a number of a block are
- * exact, so fused operations round like separate ones, and the offset of a single number is
- * included in its 8 bits. MHAI_GGUF_CODECS is the name of the table. */
+ * has the formulas. Results are bit-identical on all sets, except NaN payloads of blocks: products
+ * with a number of a block are exact, so fused operations round like separate ones, and the offset
+ * of a single number is included in its 8 bits. MHAI_GGUF_CODECS is the name of the table. */
 #include "io/gguf_blocks.h"
 
 #include <string.h>
@@ -20,7 +20,8 @@ static float f16_at(const unsigned char *at)
     return _cvtsh_ss(half);
 #else
     const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, size = half & 0x7FFFu;
-    const uint32_t bits = size >= 0x7C00u ? 0x7F800000u | (size & 0x3FFu) << 13
+    const uint32_t quiet = size > 0x7C00u ? 0x400000u : 0; /* NaN, as _cvtsh_ss() returns it */
+    const uint32_t bits = size >= 0x7C00u ? 0x7F800000u | quiet | (size & 0x3FFu) << 13
                                           : (size << 13) + (112u << 23); /* the exponent's bias */
     float x;
     memcpy(&x, &bits, sizeof x);

@@ -23,9 +23,7 @@ static mha_status read_cohere(const mhai_config *config, mhai_family_plan *plan)
 {
     MHA_TRY(mhai_config_unset(config, "use_qk_norm")); /* of Command R+, a layer norm */
     MHA_TRY(read_kinds(config, plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++)
-        plan->layers[i].flags |= MHA_LAYER_ROPE_INTERLEAVED;
-    return MHA_OK;
+    return mhai_flag_layers(plan, MHA_LAYER_ROPE_INTERLEAVED);
 }
 
 static mha_status read_cohere2(const mhai_config *config, mhai_family_plan *plan)

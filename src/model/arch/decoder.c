@@ -101,30 +101,25 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
     return MHA_OK;
 }
 
-/* Old files hold tables of frequencies and masks, and a copy of the embeddings if config.json ties
- * the output to them. Scales are read together with their blocks. */
+mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags)
+{
+    MHA_TRY(mhai_plan_layers(plan));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) plan->layers[i].flags |= flags;
+    return MHA_OK;
+}
+
+/* Old files hold tables of frequencies and masks. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
-    static const char *const old[] = {".rotary_emb.inv_freq",   ".attn.bias",
-                                      ".attn.masked_bias",      ".attention.bias",
-                                      ".attention.masked_bias", "_proj_scales"};
+    static const char *const old[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
+                                      ".attention.bias", ".attention.masked_bias"};
     const size_t length = strlen(name);
     for (size_t i = 0; i < sizeof old / sizeof old[0]; i++) {
         const size_t tail = strlen(old[i]);
         if (length > tail && strcmp(name + length - tail, old[i]) == 0) return true;
     }
-    return mhai_desc_has(&plan->desc, MHA_TRANSFORMER_TIED) &&
-           (strcmp(name, "lm_head.weight") == 0 || strcmp(name, "embed_out.weight") == 0);
-}
-
-bool mhai_text_ignores(const mhai_family_plan *plan, const char *name)
-{
-    static const char *const parts[] = {"mtp.", "visual.", "vision_tower.",
-                                        "multi_modal_projector."};
-    const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;
-    return mhai_decoder_ignores(plan, name);
+    (void)plan;
+    return false;
 }
 
 /* ---- rotations ----------------------------------------------------------------------------- */
@@ -214,6 +209,18 @@ mha_status mhai_require_rope(const mhai_config *config)
                           "'rope_parameters' and 'rope_scaling' are both missing or empty");
 }
 
+mha_status mhai_rope_number(const mhai_config *config, const char *key, double fallback,
+                            double *value)
+{
+    static const char *const places[] = {"rope_scaling", "rope_parameters"};
+    *value = fallback;
+    for (int i = 0; i < 2; i++) {
+        const mhai_config rope = {config->path, json_object_get(config->root, places[i])};
+        MHA_TRY(mhai_config_number(&rope, key, *value, value));
+    }
+    return MHA_OK;
+}
+
 /* If the usual part is smaller than the head, transformers does not treat null as absent. */
 static mha_status check_part(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
 {
@@ -292,7 +299,8 @@ static mha_status read_type(const mhai_config *rope, bool old, const char *const
         strcmp(text, types[1]) == 0)
         return MHA_OK;
     return mhai_path_fail(MHA_ERR_MODEL, rope->path,
-                          "'type' is '%s', rope_type is '%s'; keep only the right one",
+                          "'type' is '%s', rope_type is '%s'; keep only the one that the model was "
+                          "trained with",
                           mhai_show_name(text).text, types[*type]);
 }
 
@@ -509,11 +517,9 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
 mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_family_plan *plan)
 {
     MHA_TRY(mhai_read_attention_bias(config, plan));
-    MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
-        plan->layers[i].flags |= flags;
+    MHA_TRY(mhai_flag_layers(plan, flags));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++)
         plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
-    }
     return MHA_OK;
 }
 
@@ -577,7 +583,7 @@ mha_status mhai_family_read(const mhai_family *family, const mhai_config *config
                             mhai_family_plan *plan)
 {
     if (family->llama) MHA_TRY(read_decoder(config, family, plan));
-    if (family->read) MHA_TRY(family->read(config, plan));
+    MHA_TRY(family->read(config, plan));
     if (!family->llama || plan->desc.positions != MHA_ENCODING_ROTARY) return MHA_OK;
     return family->ropes ? read_ropes(config, family->ropes, plan) : mhai_read_rope(config, plan);
 }

@@ -17,8 +17,9 @@ static mha_status read_count(const mhai_config *config, const mhai_experts_kind 
     MHA_TRY(mhai_config_optional(config, kind->alias, INT64_MIN, INT64_MAX, *count, &other));
     if (other == *count) return MHA_OK;
     return mhai_config_fail(MHA_ERR_MODEL, config, kind->alias,
-                            "is %lld, '%s' is %lld; keep only the right one", (long long)other,
-                            kind->count, (long long)*count);
+                            "is %lld, '%s' is %lld; remove the one that does not match the "
+                            "weights",
+                            (long long)other, kind->count, (long long)*count);
 }
 
 static mha_status read_experts(const mhai_config *config, const mhai_experts_kind *kind,

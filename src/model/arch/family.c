@@ -65,9 +65,11 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
     MHA_TRY(mhai_config_bool(config, tie, family->tied, &inner));
     MHA_TRY(mhai_config_bool(&whole, tie, inner, &outer));
     if (inner == outer) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                          "'%s' is %s and in text_config %s; keep only the right one", tie,
-                          outer ? "true" : "false", inner ? "true" : "false");
+    return mhai_path_fail(
+        MHA_ERR_MODEL, config->path,
+        "'%s' is %s and in text_config %s; keep only the value that the model was "
+        "trained with",
+        tie, outer ? "true" : "false", inner ? "true" : "false");
 }
 
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
@@ -77,8 +79,20 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
     return families[i];
 }
 
+/* Whether a weight reads images, or predicts further tokens. */
+static bool is_other_part(const char *name)
+{
+    static const char *const parts[] = {"mtp.", "visual.", "vision_tower.",
+                                        "multi_modal_projector."};
+    const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;
+    return false;
+}
+
 bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name)
 {
+    if (family->text_part && is_other_part(name)) return true;
     if (family->ignores) return family->ignores(plan, name);
     const size_t prefix = strlen(family->prefix);
     if (strncmp(name, family->prefix, prefix) == 0) name += prefix;
@@ -166,7 +180,8 @@ static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys
                                      &value));
         if (value != sizes[i].value)
             return mhai_config_fail(MHA_ERR_MODEL, config, sizes[i].usual,
-                                    "is %lld, '%s' is %lld; keep only the right one",
+                                    "is %lld, '%s' is %lld; remove the one that does not match the "
+                                    "weights",
                                     (long long)value, mhai_config_name(config, sizes[i].own).text,
                                     (long long)sizes[i].value);
     }
@@ -190,7 +205,8 @@ mha_status mhai_read_layer_count(const mhai_config *config, const mhai_family *f
         mhai_config_optional(config, family->keys->layers, INT64_MIN, INT64_MAX, *count, &said));
     if (said == *count) return MHA_OK;
     return mhai_config_fail(MHA_ERR_MODEL, config, keys[at],
-                            "has %lld layers, '%s' is %lld; leave the one that the model has",
+                            "has %lld layers, '%s' is %lld; remove the one that does not match the "
+                            "weights",
                             (long long)*count, mhai_config_name(config, family->keys->layers).text,
                             (long long)said);
 }

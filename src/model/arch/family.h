@@ -31,7 +31,9 @@ typedef struct mhai_shape_keys {
 
 extern const mhai_shape_keys mhai_usual_keys;
 
-/* The conversion of a weight of a file to a parameter. */
+/* The conversion of a weight of a file to a parameter. stored.c compares forms: those from
+ * MHAI_FUSED to MHAI_FUSED_GROUPS are a part of a weight, those from MHAI_EXPERT on a part of a table
+ * of experts, those from MHAI_EXPERT_MIXED on may have alternating rows. */
 typedef enum mhai_weight_form {
     MHAI_AS_IS = 0,
     MHAI_TRANSPOSED, /* [inputs, outputs] */
@@ -121,7 +123,8 @@ typedef struct mhai_family {
     const char *layers;      /* before a layer's number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
     const char *text_prefix; /* other prefix; NULL: none */
-    bool text_part;          /* names may have the prefixes of a multimodal model's text part */
+    bool text_part;          /* names may have the prefixes of a multimodal model's text part, and
+                              * weights of its other parts are ignored */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
@@ -139,7 +142,7 @@ typedef struct mhai_family {
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
                                                                     * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
-    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan); /* NULL: no more */
+    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
     /* Whether a weight is ignored. NULL: ignore all weights outside layers, such as poolers and
      * output layers. */
     bool (*ignores)(const mhai_family_plan *plan, const char *name);
@@ -222,10 +225,7 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
 extern const mhai_weight_name mhai_llama_names[]; /* MHAI_LLAMA_NAMES alone */
 
 /* Likewise if the folder may be that of a multimodal model. */
-#define MHAI_TEXT_FILES(names_, biases)                                                           \
-    .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL | (biases),          \
-    .grouped = true, .layers = "layers.", .prefix = "model.", .text_part = true, .names = names_, \
-    .ignores = mhai_text_ignores
+#define MHAI_TEXT_FILES(names_, biases) MHAI_LLAMA_FILES(names_, biases), .text_part = true
 
 /* Require SiLU. */
 MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
@@ -247,6 +247,11 @@ MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
 
 /* Reject a config.json without a rotation, for families whose default is scaled. */
 MHA_NODISCARD mha_status mhai_require_rope(const mhai_config *config);
+
+/* Read a number of the rotation from rope_scaling or rope_parameters. mhai_read_rope() rejects
+ * values that differ. */
+MHA_NODISCARD mha_status mhai_rope_number(const mhai_config *config, const char *key,
+                                          double fallback, double *value);
 
 /* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
@@ -270,8 +275,8 @@ MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t us
  * MHAI_FEEDS are feed-forward layers alone. */
 enum { MHAI_ATTENDS, MHAI_MIXES, MHAI_FEEDS, MHAI_KINDS };
 
-/* layer_types names the kind of each layer; without that list, `usual` chooses it. `attention` omits
- * its epsilon. */
+/* layer_types names the kind of each layer; without that list, `usual` chooses it, or every layer
+ * has the mixer if that is NULL. `attention` omits its epsilon. */
 typedef struct mhai_mixing {
     const char *types[MHAI_KINDS][3]; /* in layer_types; NULL ends the names of a kind */
     mha_status (*usual)(const mhai_config *config, int64_t layer, int *kind);
@@ -391,11 +396,9 @@ MHA_NODISCARD mha_status mhai_read_granite_experts(const mhai_config *config, bo
         MHAI_NAME("delta_net.o_norm", "linear_attn.norm"),                                       \
         MHAI_NAME("delta_net.o_proj", "linear_attn.out_proj"),                                   \
         MHAI_NAME("delta_net", "linear_attn")
-#define MHAI_DELTA_FILES(names_)                                                                  \
-    .llama = true, .whole = true, .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", \
-    .prefix = "model.", .names = (names_), .ignores = mhai_text_ignores,                          \
-    .shape = MHA_MODEL_SHAPE_CAUSAL, .bias_key = "attention_bias", .rope = &mhai_delta_rope,      \
-    .partial = true
+#define MHAI_DELTA_FILES(names_)                                             \
+    MHAI_TEXT_FILES(names_, 0), .whole = true, .bias_key = "attention_bias", \
+                                .rope = &mhai_delta_rope, .partial = true
 extern const mhai_rope_kind mhai_delta_rope;
 MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan);
 
@@ -418,12 +421,11 @@ MHA_NODISCARD mha_status mhai_read_lfm2(const mhai_config *config, mhai_family_p
 /* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
 
-/* Whether a weight is a table that old files store beside the weights, or an output tied to the
- * embeddings. */
-bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
+/* Set flags of every layer. */
+MHA_NODISCARD mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags);
 
-/* Likewise, or is of another part of a model of several: images, or further tokens. */
-bool mhai_text_ignores(const mhai_family_plan *plan, const char *name);
+/* Whether a weight is a table that old files store beside the weights. */
+bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Whether all layers are equal, plain and sequential, as llama and bert require. */
 bool mhai_desc_is_usual(const mha_transformer_desc *d);

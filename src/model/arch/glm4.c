@@ -19,9 +19,7 @@ static mha_status read_glm4(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));
     d->flags |= MHA_TRANSFORMER_BRANCH_NORM | (biased ? MHA_TRANSFORMER_QKV_BIAS : 0);
     if (d->head_dim == 0) d->head_dim = 128;
-    MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < d->num_layers; i++) plan->layers[i].flags |= MHA_LAYER_ROPE_INTERLEAVED;
-    return MHA_OK;
+    return mhai_flag_layers(plan, MHA_LAYER_ROPE_INTERLEAVED);
 }
 
 const mhai_family mhai_family_glm4 = {.model_type = "glm4",

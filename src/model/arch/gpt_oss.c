@@ -51,7 +51,7 @@ static mha_status read_gpt_oss(const mhai_config *config, mhai_family_plan *plan
     d->feed_forward = MHA_FEED_FORWARD_SWIGLU_CLAMPED;
     MHA_TRY(mhai_read_windows(config, 128, 0, 2, plan));
     MHA_TRY(mhai_read_experts(config, &kind, plan));
-    for (int64_t i = 0; i < d->num_layers; i++) plan->layers[i].flags |= MHA_LAYER_SINKS;
+    MHA_TRY(mhai_flag_layers(plan, MHA_LAYER_SINKS));
     return mhai_require_rope(config);
 }
 

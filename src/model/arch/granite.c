@@ -6,19 +6,11 @@
 static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES, MHAI_STATE_SPACE_NAMES("mamba"),
                                          MHAI_GRANITE_EXPERT_NAMES, MHAI_NAME(NULL, NULL)};
 
-static mha_status every_layer(const mhai_config *config, int64_t layer, int *kind)
-{
-    (void)config;
-    (void)layer;
-    *kind = MHAI_MIXES;
-    return MHA_OK;
-}
-
 static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
 {
     static const char *const kinds[] = {"nope", "rope"};
     mha_transformer_desc *d = &plan->desc;
-    mhai_mixing mixing = {.usual = every_layer, .list = "layers_block_type"};
+    mhai_mixing mixing = {.list = "layers_block_type"};
     int rotates;
     MHA_TRY(mhai_config_optional(config, "shared_intermediate_size", 1, MHAI_MOST_WIDTH, 1024,
                                  &d->ff_dim));

@@ -11,7 +11,8 @@ static mha_status find_kind(const mhai_config *config, const mhai_mixing *mixing
                             const json_t *list, int64_t layer, int *kind)
 {
     char known[64] = "";
-    if (!list) return mixing->usual(config, layer, kind);
+    *kind = MHAI_MIXES;
+    if (!list) return mixing->usual ? mixing->usual(config, layer, kind) : MHA_OK;
     const char *type = json_string_value(json_array_get(list, (size_t)layer));
     for (*kind = 0; *kind < MHAI_KINDS; ++*kind) {
         const char *const *names = mixing->types[*kind];

@@ -7,12 +7,10 @@ const mhai_rope_kind mhai_lfm2_rope = {NULL, "rope_theta", "partial_rotary_facto
 
 static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
-    const json_t *list = json_object_get(config->root, "full_attn_idxs");
-    *kind = mhai_config_absent(config, "full_attn_idxs") ? MHAI_ATTENDS : MHAI_MIXES;
-    if (*kind && !json_is_array(list))
-        return mhai_config_fail(MHA_ERR_MODEL, config, "full_attn_idxs", "is not a list");
-    for (size_t i = 0; i < json_array_size(list); i++)
-        if (json_integer_value(json_array_get(list, i)) == layer) *kind = MHAI_ATTENDS;
+    static const char key[] = "full_attn_idxs";
+    bool attends;
+    MHA_TRY(mhai_config_lists(config, key, layer, &attends));
+    *kind = attends || mhai_config_absent(config, key) ? MHAI_ATTENDS : MHAI_MIXES;
     return MHA_OK;
 }
 

@@ -23,18 +23,10 @@ static const mhai_space_keys spaces = {.heads = "num_heads",
                                        .usual_state = 128,
                                        .usual_size = 64};
 
-static mha_status every_layer(const mhai_config *config, int64_t layer, int *kind)
-{
-    (void)config;
-    (void)layer;
-    *kind = MHAI_MIXES;
-    return MHA_OK;
-}
-
 static mha_status read_mamba2(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
-    mhai_mixing mixing = {.usual = every_layer};
+    mhai_mixing mixing = {0};
     bool tied;
     d->flags = MHA_TRANSFORMER_CAUSAL;
     d->norm = MHA_NORM_RMS;

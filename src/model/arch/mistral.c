@@ -12,16 +12,12 @@ static mha_status read_mistral(const mhai_config *config, mhai_family_plan *plan
  * the original length; so longer texts are rejected. */
 static mha_status read_ministral3(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const places[] = {"rope_scaling", "rope_parameters"};
-    double beta = 0, length = 0;
+    double beta, length;
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
     MHA_TRY(mhai_read_windows(config, 0, 0, 0, plan));
     MHA_TRY(mhai_require_rope(config));
-    for (int i = 0; i < 2; i++) {
-        const mhai_config rope = {config->path, json_object_get(config->root, places[i])};
-        MHA_TRY(mhai_config_number(&rope, "llama_4_scaling_beta", beta, &beta));
-        MHA_TRY(mhai_config_number(&rope, "original_max_position_embeddings", length, &length));
-    }
+    MHA_TRY(mhai_rope_number(config, "llama_4_scaling_beta", 0, &beta));
+    MHA_TRY(mhai_rope_number(config, "original_max_position_embeddings", 0, &length));
     if (!(beta > 0)) return MHA_OK;
     if (!(length >= 1))
         return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,

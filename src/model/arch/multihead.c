@@ -117,7 +117,7 @@ static const char *const scalings[] = {"linear", "llama3", "yarn", "long"};
 static const char *const mixers[] = {"attention", "gated_delta", "short_convolution",
                                      "state_space"};
 
-enum { MIXERS = sizeof mixers / sizeof mixers[0] };
+enum { SCALINGS = sizeof scalings / sizeof scalings[0], MIXERS = sizeof mixers / sizeof mixers[0] };
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
@@ -161,13 +161,38 @@ static bool write_experts(const mha_experts_desc *x, json_t *root)
            mhai_put(object, "sum_epsilon", mhai_json_real(x->sum_epsilon));
 }
 
+static bool is_expert_key(const char *key)
+{
+    bool known = strcmp(key, "scale") == 0 || strcmp(key, "sum_epsilon") == 0;
+    for (int i = 0; i < EXPERT_COUNTS; i++)
+        known = known || strcmp(key, expert_counts[i].name) == 0;
+    for (int i = 0; i < EXPERT_FLAGS; i++) known = known || strcmp(key, expert_flags[i].name) == 0;
+    return known;
+}
+
+/* An unknown setting would change the results. */
+static mha_status check_keys(const mhai_config *config, json_t *object, bool (*knows)(const char *))
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value)
+    {
+        if (!knows(key))
+            return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                                  "'%s' is not known to this version of multihead",
+                                  mhai_show_name(key).text);
+    }
+    return MHA_OK;
+}
+
 static mha_status read_experts(const mhai_config *config, mha_experts_desc *x)
 {
-    const json_t *object = json_object_get(config->root, "experts");
+    json_t *object = json_object_get(config->root, "experts");
     const mhai_config own = {config->path, object};
     if (!object) return MHA_OK;
     if (!json_is_object(object))
         return mhai_config_fail(MHA_ERR_MODEL, config, "experts", "is not an object");
+    MHA_TRY(check_keys(&own, object, is_expert_key));
     for (int i = 0; i < EXPERT_COUNTS; i++) {
         int64_t value;
         MHA_TRY(mhai_config_count(&own, expert_counts[i].name, expert_counts[i].low,
@@ -234,28 +259,13 @@ static bool is_layer_key(const char *key)
     return known;
 }
 
-/* An unknown setting would change the results. */
-static mha_status check_keys(const mhai_config *config, json_t *layer)
-{
-    const char *key;
-    json_t *value;
-    json_object_foreach(layer, key, value)
-    {
-        if (!is_layer_key(key))
-            return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                                  "'%s' is not known to this version of multihead",
-                                  mhai_show_name(key).text);
-    }
-    return MHA_OK;
-}
-
 static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
 {
     int kind;
     *l = (mha_layer_desc){.struct_size = sizeof *l};
     MHA_TRY(mhai_config_choice(config, "qk_norm_kind", qk_norms[0], qk_norms, 2, &kind));
     l->qk_norm = (mha_qk_norm_kind)kind;
-    MHA_TRY(mhai_config_choice(config, "rope_scaling", scalings[0], scalings, 4, &kind));
+    MHA_TRY(mhai_config_choice(config, "rope_scaling", scalings[0], scalings, SCALINGS, &kind));
     l->rope_scaling = (mha_rope_scaling)kind;
     MHA_TRY(mhai_config_choice(config, "mixer", mixers[0], mixers, MIXERS, &kind));
     l->mixer = (mha_mixer)kind;
@@ -300,7 +310,7 @@ static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
         snprintf(where, sizeof where, "%s: layers[%lld]", mhai_show_path(config->path).text,
                  (long long)i);
         if (!json_is_object(object)) return mha_fail(MHA_ERR_MODEL, "%s: is not an object", where);
-        MHA_TRY(check_keys(&layer, object));
+        MHA_TRY(check_keys(&layer, object, is_layer_key));
         MHA_TRY(read_layer(&layer, &plan->layers[i]));
     }
     d->layers = plan->layers;

@@ -15,18 +15,14 @@ static const mhai_weight_name names[] = {MHAI_LLAMA_NAMES,
 static mha_status check_length(const mhai_config *config)
 {
     static const char key[] = "original_max_position_embeddings";
-    static const char *const places[] = {"rope_scaling", "rope_parameters"};
+    double length;
     if (!mhai_config_absent(config, key)) return MHA_OK;
-    for (int i = 0; i < 2; i++) {
-        const mhai_config rope = {config->path, json_object_get(config->root, places[i])};
-        double length;
-        MHA_TRY(mhai_config_number(&rope, key, 4096, &length));
-        if (length < 4096 || length > 4096)
-            return mhai_config_fail(MHA_ERR_MODEL, config, key,
-                                    "is %g in %s alone; write it beside %s too", length, places[i],
-                                    places[i]);
-    }
-    return MHA_OK;
+    MHA_TRY(mhai_rope_number(config, key, 4096, &length));
+    if (length >= 4096 && length <= 4096) return MHA_OK;
+    return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                            "is %g in rope_scaling or rope_parameters alone; write it beside that "
+                            "object too",
+                            length);
 }
 
 static mha_status read_phi3(const mhai_config *config, mhai_family_plan *plan)

@@ -27,8 +27,8 @@ static mha_status read_moe(const mhai_config *config, mhai_family_plan *plan)
 
 #define QWEN(type, whole, inner_, reader)                                                       \
     {                                                                                           \
-        .model_type = (type), .text_type = (whole), MHAI_DELTA_FILES(names), .text_part = true, \
-        .inner = (inner_), .read = (reader)                                                     \
+        .model_type = (type), .text_type = (whole), MHAI_DELTA_FILES(names), .inner = (inner_), \
+        .read = (reader)                                                                        \
     }
 const mhai_family mhai_family_qwen3_5 = QWEN("qwen3_5_text", NULL, NULL, mhai_read_delta);
 const mhai_family mhai_family_qwen3_5_whole =
