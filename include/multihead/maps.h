@@ -101,8 +101,8 @@ enum {
     /* Also make norm-based maps (attribution.h), unless all maps together exceed 1.5 million
      * cells */
     MHA_MAPS_TWINS = 1 << 0,
-    MHA_MAPS_NEURONS =
-        1 << 1,            /* also make queries and keys, if cell is 0 or 1 and source is NULL */
+    /* Also make queries and keys, if cell is 0 or 1 and source is NULL */
+    MHA_MAPS_NEURONS = 1 << 1,
     MHA_MAPS_SELF = 1 << 2 /* with source: make maps of the decoder's self-attention */
 };
 

@@ -186,7 +186,8 @@ static mha_status check_numbers(const loading *l)
                           described, remedy(l));
 }
 
-/* The row of the family's names whose weight is in the file, or the first one. */
+/* The row of the family's names whose weight is in the file, NULL for our own name, or the first
+ * row. */
 static const mhai_weight_name *row_of(const loading *l, const char *ours,
                                       char name[MHAI_WEIGHT_NAME])
 {
@@ -194,7 +195,7 @@ static const mhai_weight_name *row_of(const loading *l, const char *ours,
     const mhai_weight_name *row = mhai_family_name(l->family, ours, name), *next = row;
     while (next && mhai_weights_find(weights, name) < 0)
         next = mhai_family_next_name(l->family, ours, next, name);
-    if (next) return next;
+    if (next || mhai_weights_find(weights, name) >= 0) return next;
     if (row) mhai_family_name(l->family, ours, name); /* used in messages */
     return row;
 }
