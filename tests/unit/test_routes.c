@@ -201,6 +201,9 @@ static void no_routes(void)
     assert_int_equal(routes.layers, 0);
     expect_error(mha_routes_measure(context, t, NULL, &routes), MHA_ERR_NULL, "tokens is NULL");
     expect_error(mha_routes_measure(context, t, &tokens, &zeros), MHA_ERR_ARGUMENT, "struct_size");
+    mha_tokens none = tokens;
+    none.count = 0;
+    expect_error(mha_routes_measure(context, t, &none, &routes), MHA_ERR_ARGUMENT, "count is 0");
     mha_routes_free(&routes);
     mha_routes_free(NULL);
     mha_tokens_free(&tokens);
