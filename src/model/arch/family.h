@@ -52,6 +52,8 @@ typedef enum mhai_weight_form {
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
+    MHAI_HEADS,        /* [heads, rows of a head, columns] */
+    MHAI_HEADS_TURNED, /* [heads, columns, rows of a head] */
     MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
     MHAI_EXPERT_PAIR,  /* like MHAI_EXPERT, with gate and up of each expert concatenated */
     /* Likewise, with alternating rows of gate and up of each expert in tables whose name has
