@@ -116,7 +116,8 @@ const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const c
     int used = 0;
     if (strncmp(ours, "layers.", 7) == 0) {
         const int number = (int)strcspn(ours + 7, ".");
-        used = snprintf(theirs, MHAI_WEIGHT_NAME, "%s%.*s.", family->layers, number, ours + 7);
+        used = snprintf(theirs, MHAI_WEIGHT_NAME, "%s%.*s%s", family->layers,
+                        family->shared ? 0 : number, ours + 7, family->shared ? "" : ".");
         ours += 7 + number + 1;
     }
     const char *expert, *tail = strrchr(ours, '.'); /* ".weight", ".bias" */
@@ -128,10 +129,12 @@ const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const c
         const bool whole = strcmp(name->ours, key) == 0;
         if (!whole && (strlen(name->ours) != length || strncmp(name->ours, key, length) != 0))
             continue;
-        const int begin = (int)strcspn(name->theirs, "*");
-        const bool counts = name->theirs[begin] == '*';
-        snprintf(theirs + used, room, "%.*s%.*s%s%s", begin, name->theirs, counts ? digits : 0,
-                 expert, name->theirs + begin + counts, whole ? "" : tail);
+        const bool alone = name->theirs[0] == '/';
+        const char *their = name->theirs + alone;
+        const int begin = (int)strcspn(their, "*");
+        const bool counts = their[begin] == '*';
+        snprintf(alone ? theirs : theirs + used, room, "%.*s%.*s%s%s", begin, their,
+                 counts ? digits : 0, expert, their + begin + counts, whole ? "" : tail);
         return name;
     }
     snprintf(theirs + used, room, "%s", ours);
@@ -146,7 +149,7 @@ bool mhai_desc_is_usual(const mha_transformer_desc *d)
     bool scaled = false;
     for (int i = 0; i < 3; i++) scaled = scaled || scales[i] < 1 || scales[i] > 1;
     return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) && !scaled &&
-           !(d->logit_softcap > 0);
+           !(d->logit_softcap > 0) && d->token_dim == d->embed_dim;
 }
 
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
