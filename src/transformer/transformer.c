@@ -111,9 +111,10 @@ static mha_status check_factors(mha_transformer_desc *d)
         float *value;
     } scales[] = {{"embed_scale", &d->embed_scale},
                   {"residual_scale", &d->residual_scale},
-                  {"logit_scale", &d->logit_scale}};
-    for (int i = 0; i < 3; i++) {
-        if (*scales[i].value == 0) *scales[i].value = 1;
+                  {"logit_scale", &d->logit_scale},
+                  {"cross_scale", &d->cross_scale}};
+    for (int i = 0; i < 4; i++) {
+        if (*scales[i].value == 0 && i < 3) *scales[i].value = 1;
         if (!isfinite(*scales[i].value))
             return mha_fail(MHA_ERR_ARGUMENT, "%s is %g, expected a finite number", scales[i].name,
                             (double)*scales[i].value);
@@ -130,7 +131,7 @@ static mha_status check_factors(mha_transformer_desc *d)
 
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
-    const uint32_t known = MHA_TRANSFORMER_ONE_NORM * 2 - 1;
+    const uint32_t known = MHA_TRANSFORMER_LOGIT_BIAS * 2 - 1;
     const bool padding = d->flags & MHA_TRANSFORMER_PADDING;
     if (d->flags & ~known || (d->padding_token && !padding))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or padding_token %d",
@@ -143,14 +144,19 @@ static mha_status check_kinds(const mha_transformer_desc *d)
             "learned positions and not causal",
             (int)d->padding_token, (long long)d->vocab_size - 1);
     if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
-        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SWIGLU_CLAMPED)
+        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SILU)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
                         "is unknown",
                         (int)d->norm, (int)d->positions, (int)d->feed_forward);
-    if (d->memory_dim != 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
-        return mha_fail(MHA_ERR_ARGUMENT, "memory_dim is %lld without MHA_TRANSFORMER_CROSS",
-                        (long long)d->memory_dim);
+    if ((d->memory_dim != 0 || !(d->cross_scale >= 0 && d->cross_scale <= 0)) &&
+        !(d->flags & MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "memory_dim is %lld, cross_scale is %g, without MHA_TRANSFORMER_CROSS",
+                        (long long)d->memory_dim, (double)d->cross_scale);
+    if (d->flags & MHA_TRANSFORMER_LOGIT_BIAS && d->flags & MHA_TRANSFORMER_NO_OUTPUT)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: MHA_TRANSFORMER_LOGIT_BIAS: this "
+                                          "transformer has no logits");
     return check_blocks(d);
 }
 
@@ -239,17 +245,22 @@ static mhai_place_norm add_norm(layout *l, const char *prefix)
     return add_wide_norm(l, prefix, l->t->desc.embed_dim);
 }
 
+/* Whether attention reads the stream itself, but the feed-forward layer a norm. */
+static bool is_bare(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers && d->layers[layer].flags & MHA_LAYER_NO_ATTENTION_NORM;
+}
+
 static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
 {
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE, 0};
     mhai_place_step step = {none, none};
-    const bool own = mhai_layer_norms_branch(&l->t->desc, l->layer);
-    const bool bare = l->t->desc.layers && strcmp(prefix, "self_attn_norm") == 0 &&
-                      l->t->desc.layers[l->layer].flags & MHA_LAYER_NO_ATTENTION_NORM;
-    if (!own && !bare && !mhai_transformer_has(l->t, MHA_TRANSFORMER_NO_INPUT_NORM))
+    const mha_transformer_desc *d = &l->t->desc;
+    const bool self = strcmp(prefix, "self_attn_norm") == 0;
+    if (mhai_transformer_has(l->t, MHA_TRANSFORMER_POST_NORM) ||
+        mha_transformer_norms_input(d, l->layer) || (!self && is_bare(d, l->layer)))
         step.norm = add_norm(l, prefix);
-    if (own || mhai_transformer_has(l->t, MHA_TRANSFORMER_BRANCH_NORM))
-        step.post = add_norm(l, post);
+    if (mha_transformer_norms_branch(d, l->layer)) step.post = add_norm(l, post);
     return step;
 }
 
@@ -335,6 +346,29 @@ static mhai_place_attention add_convolution(layout *l)
     return place;
 }
 
+static void add_latent(layout *l, const mha_layer_desc *of, mhai_heads heads,
+                       mhai_place_attention *place)
+{
+    static const char *const q[] = {"q_proj", NULL}, *const q_a[] = {"q_a_proj", NULL},
+                             *const q_b[] = {"q_b_proj", NULL}, *const kv_a[] = {"kv_a_proj", NULL},
+                             *const k_b[] = {"k_b_proj", NULL}, *const v_b[] = {"v_b_proj", NULL};
+    const mha_transformer_desc *d = &l->t->desc;
+    const int64_t E = d->embed_dim, r = of->latent_dim, rq = of->query_latent_dim;
+    const int64_t wide = heads.q * d->head_dim, s = of->shared_dim;
+    const uint32_t bias = MHA_TRANSFORMER_QKV_BIAS;
+    if (rq > 0) {
+        place->in = add_linear(l, bias, E, q_a, &rq);
+        place->query_norm = add(l, ".q_a_norm.weight", MHA_PARAMETER_NORM, rq, 0);
+        place->queries = add_linear(l, 0, rq, q_b, &wide);
+    } else {
+        place->in = add_linear(l, bias, E, q, &wide);
+    }
+    place->down = add_linear(l, bias, E, kv_a, (const int64_t[]){r + s});
+    place->latent_norm = add(l, ".kv_a_norm.weight", MHA_PARAMETER_NORM, r, 0);
+    place->keys = add_linear(l, 0, r, k_b, (const int64_t[]){wide - heads.q * s});
+    place->values = add_linear(l, 0, r, v_b, (const int64_t[]){heads.q * of->value_dim});
+}
+
 static mhai_place_attention add_attention(layout *l, bool cross)
 {
     static const char *const qkv_names[] = {"q_proj", "k_proj", "v_proj", NULL};
@@ -345,15 +379,15 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
     const int64_t q = heads.q * d->head_dim, kv = heads.kv * d->head_dim;
-    const uint32_t after =
-        MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_ONE_NORM;
+    const uint32_t always = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_ONE_NORM;
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE, 0};
     mhai_place_attention place = {.step = {none, none}};
     const mhai_mix mix = mhai_transformer_mix(d, l->layer);
     const bool gated = !cross && mix.gated;
     if (!cross && mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) return add_convolution(l);
     if (!cross && mix.mixer) return add_recurrent(l);
-    if (heads.q > 0 || mhai_transformer_has(l->t, after) || mhai_layer_norms_branch(d, l->layer))
+    if (heads.q > 0 || mhai_transformer_has(l->t, always) ||
+        mha_transformer_norms_branch(d, l->layer))
         place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
                               cross ? "cross_attn_post_norm" : "self_attn_post_norm");
     l->prefix = cross ? "cross_attn" : "self_attn";
@@ -366,11 +400,13 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     if (cross) {
         place.in = add_linear(l, qkv_bias, d->embed_dim, q_name, &q);
         place.memory = add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv});
+    } else if (mhai_transformer_latent(d, l->layer)) {
+        add_latent(l, &d->layers[l->layer], heads, &place);
     } else {
         place.in = add_linear(l, qkv_bias, d->embed_dim, gated ? gated_names : qkv_names,
                               (const int64_t[]){q, kv, kv, q});
     }
-    place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, &d->embed_dim);
+    place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, cross ? q : mix.out, o_name, &d->embed_dim);
     if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads, &place);
     return place;
 }
@@ -477,6 +513,8 @@ static mha_status lay_out(mha_transformer *t)
     l.prefix = "lm_head";
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         t->output.weight = add(&l, ".weight", MHA_PARAMETER_MATRIX, d->vocab_size, d->embed_dim);
+    if (d->flags & MHA_TRANSFORMER_LOGIT_BIAS)
+        t->output.bias = add(&l, ".bias", MHA_PARAMETER_BIAS, d->vocab_size, 0);
     if (l.overflow || t->size > INT64_MAX / 64) /* with a source, the parameters need not fit in
                                                    memory */
         return mha_fail(MHA_ERR_SIZE, "transformer: its parameters do not fit in memory");
@@ -522,7 +560,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
 
 /* Linear layer i, less than LINEARS L + 2. NULL if the transformer or this
  * rank does not have it. */
-enum { LINEARS = 8 };
+enum { LINEARS = 12 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 {
@@ -532,8 +570,9 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
     if (i < LINEARS * t->desc.num_layers) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
-            &layer->self.in,   &layer->self.out, &layer->cross.in, &layer->cross.memory,
-            &layer->cross.out, &layer->up,       &layer->down,     &layer->router};
+            &layer->self.in,   &layer->self.out,     &layer->cross.in,  &layer->cross.memory,
+            &layer->cross.out, &layer->up,           &layer->down,      &layer->router,
+            &layer->self.down, &layer->self.queries, &layer->self.keys, &layer->self.values};
         place = all[i % LINEARS];
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;
@@ -764,10 +803,27 @@ bool mha_transformer_predicts(const mha_transformer_desc *desc)
 
 bool mha_transformer_norms_follow(const mha_transformer_desc *d)
 {
-    bool follow = d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM);
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        follow = follow || d->layers[i].flags & MHA_LAYER_BRANCH_NORM;
+    bool follow = d->flags & MHA_TRANSFORMER_POST_NORM;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        follow = follow || mha_transformer_norms_branch(d, i);
     return follow;
+}
+
+static bool has_own_branch_norm(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers && d->layers[layer].flags & MHA_LAYER_BRANCH_NORM;
+}
+
+bool mha_transformer_norms_input(const mha_transformer_desc *d, int64_t layer)
+{
+    const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM;
+    return d->norm != MHA_NORM_NONE && !(d->flags & others) && !has_own_branch_norm(d, layer) &&
+           !is_bare(d, layer);
+}
+
+bool mha_transformer_norms_branch(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->flags & MHA_TRANSFORMER_BRANCH_NORM || has_own_branch_norm(d, layer);
 }
 
 int64_t mha_transformer_heads_width(const mha_transformer_desc *d)
