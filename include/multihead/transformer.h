@@ -5,7 +5,7 @@
  *   each layer:   x = x + attention(norm(x))                        pre-norm
  *                (x = x + attention(norm(x), memory))               with cross-attention
  *                 x = x + feed_forward(norm(x))
- *   logits = norm(x) W_out^T                                        [B,T,V]
+ *   logits = norm(x) W_out^T (+ b)                                  [B,T,V]
  *
  * Post-norm blocks compute x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
  * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2), or
@@ -15,7 +15,7 @@
  * W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
  * With ff_dim 0 or MHA_LAYER_NO_FEED_FORWARD a layer has no feed-forward part; it may also have
  * routed experts (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
- * logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become c tanh(logits / c).
+ * logits = l (norm(x) W_out^T + b) (Granite). With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so an optimizer is a single loop; a table lists their
  * names and shapes. Alternatively the parameters stay in a source, such as a file, and are read
@@ -82,10 +82,11 @@ typedef enum mha_feed_forward {
     MHA_FEED_FORWARD_RELU2 = 6,      /* MHA_ACTIVATION_RELU2 (Nemotron-H) */
     /* gated, (clip(W_up x, -7, 7) + 1) g sigmoid(1.702 g) with g = min(W_gate x, 7) (gpt-oss). Forward
      * calls and decoders only */
-    MHA_FEED_FORWARD_SWIGLU_CLAMPED = 7
+    MHA_FEED_FORWARD_SWIGLU_CLAMPED = 7,
+    MHA_FEED_FORWARD_SILU = 8 /* MHA_ACTIVATION_SILU (Marian) */
 } mha_feed_forward;
 #define MHA_FEED_FORWARD_NAMES \
-    "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped"
+    "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped", "silu"
 
 /** Whether a feed-forward layer has W_gate. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_feed_forward_gated(mha_feed_forward kind);
@@ -113,7 +114,8 @@ enum {
     MHA_TRANSFORMER_NO_INPUT_NORM = 1 << 13,
     MHA_TRANSFORMER_NO_NORM_BIAS = 1 << 14, /* with MHA_NORM_LAYER: norms have no bias (Cohere) */
     /* With MHA_TRANSFORMER_PARALLEL: both parts read the same norm of x, self_attn_norm (Cohere) */
-    MHA_TRANSFORMER_ONE_NORM = 1 << 15
+    MHA_TRANSFORMER_ONE_NORM = 1 << 15,
+    MHA_TRANSFORMER_LOGIT_BIAS = 1 << 16 /* the output has a bias, also if tied (Marian) */
 };
 
 /* mha_layer_desc.flags */
@@ -324,6 +326,7 @@ typedef struct mha_transformer_desc {
     /* [2,R/2] with MHA_ROPE_SCALING_LONG: the divisors for short and for long sequences. Layers with
      * this scaling have the same rotary_dim R and rope_original_length. Copied, like layers */
     const float *rope_factors;
+    float cross_scale; /* of the scores of cross-attention; 0: 1 / sqrt(D) */
 } mha_transformer_desc;
 
 /** The phrase of the first layer for which `of`, one of the three functions above, has one; NULL:
@@ -563,7 +566,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *                                             in place of the line above in a layer of experts
  *   layers.N.mlp.experts.K.gate_proj.bias     up_proj, down_proj likewise, and router.bias [count],
  *                                             with MHA_EXPERTS_BIAS, after the matrices of all
- *   norm.weight .bias                         lm_head.weight [V,E]
+ *   norm.weight .bias                         lm_head.weight [V,E] .bias [V]
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
  */

@@ -14,6 +14,9 @@ struct mha_model {
     mha_tokenizer *tokenizer; /* at most one is set; both are NULL if loaded without a tokenizer */
     mha_vocabulary *vocabulary;
     mhai_ends ends;
+    mhai_begins begins;
+    bool towers;        /* the folder also has an encoder */
+    bool borrows;       /* tokenizer and vocabulary belong to the decoder */
     mha_model *encoder; /* the encoder of an encoder-decoder; otherwise NULL */
 };
 

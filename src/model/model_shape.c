@@ -68,11 +68,12 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
                                      &shape->max_positions));
     shape->kv_heads = shape->heads;
     if (a->grouped) MHA_TRY(read_grouped(config, keys, shape));
-    bool head_dim_given = a->grouped && !mhai_config_absent(config, "head_dim");
+    const char *head_dim = a->head_dim ? a->head_dim : "head_dim";
+    bool head_dim_given = (a->head_dim || a->grouped) && !mhai_config_absent(config, head_dim);
     MHA_TRY(check_heads(config, shape, head_dim_given));
     shape->head_dim = shape->embed_dim / shape->heads;
     if (head_dim_given)
-        MHA_TRY(mhai_config_count(config, "head_dim", 1, MHAI_MOST_WIDTH, &shape->head_dim));
+        MHA_TRY(mhai_config_count(config, head_dim, 1, MHAI_MOST_WIDTH, &shape->head_dim));
     bool bias = a->shape & MHA_MODEL_SHAPE_QKV_BIAS;
     if (a->bias_key) MHA_TRY(mhai_config_bool(config, a->bias_key, bias, &bias));
     shape->flags = a->bias_key ? (a->shape & MHA_MODEL_SHAPE_CAUSAL) |

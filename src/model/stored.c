@@ -4,6 +4,7 @@
 #include "io/gguf_blocks.h"
 
 #include <multihead/component.h>
+#include <multihead/position.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -197,6 +198,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
     }
     stored->total = total;
     mha_tensor expected = {.ndim = p->ndim, .shape = {total, stored->columns}};
+    if (form == MHAI_ONE_ROW) expected = (mha_tensor){.ndim = 2, .shape = {1, total}};
     if (form == MHAI_CONVOLUTION)
         expected = (mha_tensor){.ndim = 3, .shape = {total, 1, stored->columns}};
     if (stored->transposed) {
@@ -340,9 +342,30 @@ const void *mhai_stored_find_rows(const void *stored, int64_t parameter, int64_t
     return p->from.data + (p->first + row) * p->columns * (int64_t)sizeof(uint16_t);
 }
 
+mha_status mhai_stored_sinusoids(mha_context *context, const mha_parameter *p, mhai_stored *stored,
+                                 mhai_stored_parameter *to)
+{
+    const int64_t rows = p->shape[0], E = p->shape[1];
+    mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, p->shape);
+    float *turns = malloc((size_t)p->count * sizeof *turns);
+    stored->sinusoids = malloc((size_t)p->count * sizeof *turns);
+    table.data = turns;
+    mha_status status = turns && stored->sinusoids ? mha_sinusoidal_encoding(context, 0, &table)
+                                                   : MHA_NO_MEMORY("checkpoint");
+    for (int64_t i = 0; i < rows * E && status == MHA_OK; i++) {
+        const int64_t e = i % E;
+        stored->sinusoids[i - e + e / 2 + e % 2 * ((E + 1) / 2)] = turns[i];
+    }
+    free(turns);
+    *to = (mhai_stored_parameter){.columns = E, .total = rows};
+    to->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)stored->sinusoids};
+    return status;
+}
+
 void mhai_stored_release(void *stored)
 {
     mhai_stored *own = stored;
+    free(own->sinusoids);
     mhai_weights_close(&own->weights);
     free(own->parameters);
     free(own);

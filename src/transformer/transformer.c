@@ -111,9 +111,10 @@ static mha_status check_factors(mha_transformer_desc *d)
         float *value;
     } scales[] = {{"embed_scale", &d->embed_scale},
                   {"residual_scale", &d->residual_scale},
-                  {"logit_scale", &d->logit_scale}};
-    for (int i = 0; i < 3; i++) {
-        if (*scales[i].value == 0) *scales[i].value = 1;
+                  {"logit_scale", &d->logit_scale},
+                  {"cross_scale", &d->cross_scale}};
+    for (int i = 0; i < 4; i++) {
+        if (*scales[i].value == 0 && i < 3) *scales[i].value = 1;
         if (!isfinite(*scales[i].value))
             return mha_fail(MHA_ERR_ARGUMENT, "%s is %g, expected a finite number", scales[i].name,
                             (double)*scales[i].value);
@@ -130,7 +131,7 @@ static mha_status check_factors(mha_transformer_desc *d)
 
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
-    const uint32_t known = MHA_TRANSFORMER_ONE_NORM * 2 - 1;
+    const uint32_t known = MHA_TRANSFORMER_LOGIT_BIAS * 2 - 1;
     const bool padding = d->flags & MHA_TRANSFORMER_PADDING;
     if (d->flags & ~known || (d->padding_token && !padding))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or padding_token %d",
@@ -143,14 +144,19 @@ static mha_status check_kinds(const mha_transformer_desc *d)
             "learned positions and not causal",
             (int)d->padding_token, (long long)d->vocab_size - 1);
     if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
-        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SWIGLU_CLAMPED)
+        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SILU)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
                         "is unknown",
                         (int)d->norm, (int)d->positions, (int)d->feed_forward);
-    if (d->memory_dim != 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
-        return mha_fail(MHA_ERR_ARGUMENT, "memory_dim is %lld without MHA_TRANSFORMER_CROSS",
-                        (long long)d->memory_dim);
+    if ((d->memory_dim != 0 || !(d->cross_scale >= 0 && d->cross_scale <= 0)) &&
+        !(d->flags & MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "memory_dim is %lld, cross_scale is %g, without MHA_TRANSFORMER_CROSS",
+                        (long long)d->memory_dim, (double)d->cross_scale);
+    if (d->flags & MHA_TRANSFORMER_LOGIT_BIAS && d->flags & MHA_TRANSFORMER_NO_OUTPUT)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: MHA_TRANSFORMER_LOGIT_BIAS: this "
+                                          "transformer has no logits");
     return check_blocks(d);
 }
 
@@ -471,6 +477,8 @@ static mha_status lay_out(mha_transformer *t)
     l.prefix = "lm_head";
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         t->output.weight = add(&l, ".weight", MHA_PARAMETER_MATRIX, d->vocab_size, d->embed_dim);
+    if (d->flags & MHA_TRANSFORMER_LOGIT_BIAS)
+        t->output.bias = add(&l, ".bias", MHA_PARAMETER_BIAS, d->vocab_size, 0);
     if (l.overflow || t->size > INT64_MAX / 64) /* with a source, the parameters need not fit in
                                                    memory */
         return mha_fail(MHA_ERR_SIZE, "transformer: its parameters do not fit in memory");

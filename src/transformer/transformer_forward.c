@@ -142,8 +142,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, cross);
     const mhai_qkv qkv = mhai_transformer_qkv(a, layer, cross, kept->qkv, kept->memory);
     mhai_attend *x = &made->attend;
-    *x = cross ? (mhai_attend){.desc = {.struct_size = sizeof x->desc}}
-               : t->layers[layer].self.attend;
+    *x = cross ? t->layers[layer].cross.attend : t->layers[layer].self.attend;
     x->context = context;
     if (!cross) x->query_positions.starts = x->key_positions.starts = a->starts;
     x->outputs.struct_size = sizeof x->outputs;

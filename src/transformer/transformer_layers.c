@@ -642,6 +642,8 @@ mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t
     if (t->desc.positions == MHA_ENCODING_SINUSOIDAL)
         MHA_TRY(take_encoding(t, t->desc.embed_dim, &none, &table));
     for (int64_t i = 0; i < t->desc.num_layers; i++) {
+        t->layers[i].cross.attend.desc = (mha_attention_desc){
+            .struct_size = sizeof(mha_attention_desc), .scale = t->desc.cross_scale};
         const mha_status status = make_layer(context, t, i);
         if (status != MHA_OK) return t->desc.layers ? fail_layer(status, i) : status;
     }

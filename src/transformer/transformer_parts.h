@@ -512,6 +512,7 @@ static inline mha_activation mhai_transformer_activation(const mha_transformer *
     switch (t->desc.feed_forward) {
     case MHA_FEED_FORWARD_RELU: return MHA_ACTIVATION_RELU;
     case MHA_FEED_FORWARD_RELU2: return MHA_ACTIVATION_RELU2;
+    case MHA_FEED_FORWARD_SILU: return MHA_ACTIVATION_SILU;
     case MHA_FEED_FORWARD_GELU_TANH:
     case MHA_FEED_FORWARD_GEGLU_TANH: return MHA_ACTIVATION_GELU_TANH;
     default: return MHA_ACTIVATION_GELU;

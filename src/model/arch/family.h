@@ -48,6 +48,7 @@ typedef enum mhai_weight_form {
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
     MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
+    MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
@@ -63,7 +64,7 @@ typedef enum mhai_weight_form {
 } mhai_weight_form;
 
 /* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
- * ".bias") or both are complete. An asterisk stands for the number of an expert. part: 0 for the
+ * ".bias") or both are complete. A family's name that begins with "/" has no layer's number before it. An asterisk stands for the number of an expert. part: 0 for the
  * first part of a fused weight, then 1, 2. If several rows have the same library name, the first
  * row whose weight is in the file applies. If the file has none of these weights, the library's
  * name applies. */
@@ -81,6 +82,7 @@ typedef struct mhai_weight_name {
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
+    bool sinusoids;         /* a file without that table implies sines, followed by cosines */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* owns the array of desc.layers */
     float *rope_factors;    /* owns the array of desc.rope_factors */
@@ -99,10 +101,15 @@ typedef struct mhai_family {
     const char *model_type; /* as in config.json */
     const char *text_type;  /* of a multimodal model: model_type of text_config, the only part that
                              * is read; NULL: config.json describes a text model */
-    bool flat;              /* the fields of text_config may be in config.json itself */
+    const struct mhai_family *encoder; /* of a folder with two towers, whose decoder this family
+                                        * describes: the family of its encoder, which is not in
+                                        * the list; NULL: the model has one tower */
+    bool towers;                       /* whether this family describes one of two towers */
+    bool flat;                         /* the fields of text_config may be in config.json itself */
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
+    const char *head_dim; /* the name of head_dim, which is required; NULL: that name */
     const char *kinds;    /* another name of layer_types, whose length is the number of layers */
     const char *pattern;  /* likewise, a text with a letter for each layer; NULL: none */
     uint32_t shape;       /* MHA_MODEL_SHAPE_... */
@@ -133,6 +140,7 @@ typedef struct mhai_family {
     bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
     bool mxfp4;     /* experts may be in blocks of MXFP4, as quantization_config then says */
     bool lengths;   /* the rotation may depend on the length of a text (longrope) */
+    bool may_tie;   /* whether the output is the token table depends on the weights */
     bool tied;      /* the output is the token table unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
@@ -154,6 +162,7 @@ typedef struct mhai_family {
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
     X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
     X(cohere) X(cohere2)                                                                          \
+    X(bart) X(marian) X(t5) X(mt5)                                                                             \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
     X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu)                           \

@@ -30,7 +30,8 @@ static const struct {
              {"padding", MHA_TRANSFORMER_PADDING},
              {"no_input_norm", MHA_TRANSFORMER_NO_INPUT_NORM},
              {"no_norm_bias", MHA_TRANSFORMER_NO_NORM_BIAS},
-             {"one_norm", MHA_TRANSFORMER_ONE_NORM}};
+             {"one_norm", MHA_TRANSFORMER_ONE_NORM},
+             {"logit_bias", MHA_TRANSFORMER_LOGIT_BIAS}};
 
 enum { FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -41,7 +42,8 @@ static const struct {
 } scales[] = {{"embed_scale", offsetof(mha_transformer_desc, embed_scale), 1},
               {"logit_softcap", offsetof(mha_transformer_desc, logit_softcap), 0},
               {"residual_scale", offsetof(mha_transformer_desc, residual_scale), 1},
-              {"logit_scale", offsetof(mha_transformer_desc, logit_scale), 1}};
+              {"logit_scale", offsetof(mha_transformer_desc, logit_scale), 1},
+              {"cross_scale", offsetof(mha_transformer_desc, cross_scale), 0}};
 
 enum { SCALES = sizeof scales / sizeof scales[0] };
 
