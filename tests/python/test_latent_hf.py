@@ -71,6 +71,19 @@ def test_logits_are_those_of_transformers_in_double(made):
     assert rounds_like(model.logits(ids[0].tolist()), rounded, in_double(net, ids))
 
 
+@pytest.mark.parametrize("length", [60, 61, 140])
+def test_a_rotation_by_the_length_of_a_text(tmp_path, length):
+    """MiniCPM3's, below and above the border."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1., 1.1, 1.2, 1.3],
+            "long_factor": [2., 3., 5., 9.], "original_max_position_embeddings": 60}
+    net = make_net("MiniCPM3", {**LATENT, "rope_parameters": rope})
+    ids = torch.randint(0, 97, (1, length))
+    with torch.no_grad():
+        rounded = net(ids).logits[0].numpy()
+    ours = multihead.Model(save(net, tmp_path)).logits(ids[0].tolist())
+    assert rounds_like(ours, rounded, in_double(net, ids))
+
+
 def test_threads_batches_and_steps_change_no_bit(made):
     ids, model = torch.randint(0, 97, (2, 150)).tolist(), made[1]
     whole = [model.logits(row) for row in ids]
