@@ -91,8 +91,8 @@ def test_threads_batches_and_steps_change_no_bit(made):
     multihead.set_threads(3)
     assert np.array_equal(model.logits(ids[0]), whole[0])
     multihead.set_threads(threads)
-    for size in (1, 7, 90):
-        decoder = model.decoder(batch=2)
+    for size, latent in ((1, False), (7, False), (90, False), (7, True), (90, True)):
+        decoder = model.decoder(batch=2, latent=latent)
         for at in range(0, 150, size):
             got = decoder.step([row[at:at + size] for row in ids], [len(row[at:at + size]) for row in ids])
             for b in range(2):
