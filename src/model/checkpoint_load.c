@@ -84,15 +84,9 @@ mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_famil
                                      mhai_family_plan *plan)
 {
     static const char *const refused[] = {"per_layer_config", "is_encoder_decoder", NULL};
-    bool towers = true;
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(family->towers ? mhai_config_unset(config, refused[0])
                            : mhai_config_refuse(config, refused));
-    if (family->towers) MHA_TRY(mhai_config_bool(config, refused[1], true, &towers));
-    if (!towers)
-        return mhai_config_fail(
-            MHA_ERR_UNSUPPORTED, config, refused[1],
-            "is false; only models with both encoder and decoder are supported");
     MHA_TRY(mhai_family_read(family, config, plan));
     return check_positions(config, plan);
 }
@@ -487,6 +481,11 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
         return mhai_path_fail(MHA_ERR_FILE, folder,
                               "has no folder 'encoder', and a %s has no encoder of its own",
                               l->listed->model_type);
+    if (l->listed->encoder && !l->encoder) {
+        bool both;
+        MHA_TRY(mhai_config_bool(config, "is_encoder_decoder", true, &both));
+        l->encoder = !both; /* a saved T5EncoderModel */
+    }
     if (l->encoder) l->listed = l->listed->encoder;
     l->config = config->path;
     MHA_TRY(mhai_family_enter(l->listed, &text));
