@@ -357,7 +357,42 @@ def bert(width=4, layers=1, heads=2, ff=6, vocabulary=len(VOCAB), positions=16, 
     return config, tensors
 
 
+def towers():
+    """An encoder and a decoder in one folder: Marian, whose positions are computed, BART and T5."""
+    sizes = {"vocab_size": len(VOCAB), "d_model": 4}
+    bart = {**sizes, "max_position_embeddings": 14, "decoder_start_token_id": 2, "bad_words_ids": [[1]], "forced_bos_token_id": 3,
+            **{f"{part}_{name}": size for part in ("encoder", "decoder")
+               for name, size in dict(layers=1, attention_heads=2, ffn_dim=3).items()}}
+    shapes = {"model.shared.weight": (len(VOCAB), 4), "final_logits_bias": (1, len(VOCAB))}
+    for part, attention in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
+        at = f"model.{part}.layers.0."
+        for name, size in {**{f"{of}.{p}_proj": (4, 4) for of in attention for p in ("q", "k", "v", "out")},
+                           "fc1": (3, 4), "fc2": (4, 3), "final_layer_norm": (4,),
+                           **{f"{of}_layer_norm": (4,) for of in attention}}.items():
+            shapes |= {f"{at}{name}.weight": size, f"{at}{name}.bias": size[:1]}
+    ones = {name: f32(*shape) for name, shape in shapes.items()}
+    yield {"model_type": "marian", "scale_embedding": True, "activation_function": "swish", **bart}, ones
+    own = {f"model.{part}.{name}": f32(*shape) for part in ("encoder", "decoder")
+           for name, shape in {"embed_positions.weight": (16, 4), "layernorm_embedding.weight": (4,),
+                               "layernorm_embedding.bias": (4,)}.items()}
+    yield {"model_type": "bart", **bart}, {**ones, **own}
+    shapes = {"shared.weight": (len(VOCAB), 4), "lm_head.weight": (len(VOCAB), 4)}
+    for part, attention in (("encoder", ["SelfAttention"]), ("decoder", ["SelfAttention", "EncDecAttention"])):
+        at = f"{part}.block.0.layer."
+        for i, name in enumerate(attention):
+            shapes |= {f"{at}{i}.{name}.{p}.weight": (4, 4) for p in "qkvo"} | {f"{at}{i}.layer_norm.weight": (4,)}
+        feed = f"{at}{len(attention)}."
+        shapes |= {f"{feed}layer_norm.weight": (4,), f"{feed}DenseReluDense.wi.weight": (3, 4),
+                   f"{feed}DenseReluDense.wo.weight": (4, 3), f"{part}.final_layer_norm.weight": (4,),
+                   f"{at}0.SelfAttention.relative_attention_bias.weight": (4, 2)}
+    yield {"model_type": "t5", **sizes, "d_kv": 2, "d_ff": 3, "num_layers": 1, "num_heads": 2,
+           "relative_attention_num_buckets": 4, "relative_attention_max_distance": 9}, {
+        name: f32(*shape) for name, shape in shapes.items()}
+
+
 def of_model():
+    for config, tensors in towers():
+        yield config["model_type"], parts(json.dumps(config), safetensors(tensors), "\n".join(VOCAB) + "\n", "the cats a")
     config, tensors = bert()
     vocabulary = "\n".join(VOCAB) + "\n"
     whole = safetensors(tensors)
