@@ -3,6 +3,7 @@
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"
+#include "model/ears.h"
 #include "model/folder.h"
 #include "model/gguf_config.h"
 #include "model/stored.h"
@@ -35,6 +36,7 @@ typedef struct loading {
     mha_transformer *made;
     mhai_ends ends;
     mhai_begins begins;
+    mhai_ears *ears;           /* of an encoder of audio */
     mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 
@@ -301,7 +303,8 @@ static mha_status find_weights(loading *l)
         }
         MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,
                                  &l->stored->parameters[i]));
-        for (int part = 0; mhai_stored_part(row, part, name); part++) use(l, name);
+        const bool stored = !row || row->form != MHAI_ZEROS;
+        for (int part = 0; stored && mhai_stored_part(row, part, name); part++) use(l, name);
     }
     return MHA_OK;
 }
@@ -436,6 +439,8 @@ static mha_status load_body(loading *l)
     MHA_TRY(find_weights(l));
     MHA_TRY(check_all_used(l));
     MHA_TRY(read_weights(l));
+    if (l->plan.bins > 0)
+        MHA_TRY(mhai_ears_load(l->context, &l->stored->weights, &l->plan, &l->ears));
     return mha_transformer_update(l->context, l->made);
 }
 
@@ -533,11 +538,13 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins};
+        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.ears};
     else {
         mha_transformer_destroy(l.made);
         free(l.ends.ids);
         free(l.begins.suppressed.ids);
+        free(l.begins.first.ids);
+        mhai_ears_destroy(l.ears);
     }
     return status;
 }
@@ -552,5 +559,7 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
     *transformer = loaded.transformer;
     free(loaded.ends.ids);
     free(loaded.begins.suppressed.ids);
+    free(loaded.begins.first.ids);
+    mhai_ears_destroy(loaded.ears);
     return MHA_OK;
 }

@@ -708,7 +708,7 @@ static void generate_from(mha_model *model, const mha_tokens *source, const mha_
 #undef CREATE
     const mha_model *encoder = mha_model_encoder(model);
     assert_int_equal(mha_model_start_tokens(model, NULL), 0);
-    assert_int_equal(mha_model_suppressed_tokens(encoder, NULL), 0);
+    assert_int_equal(mha_model_suppressed_tokens(encoder, true, NULL), 0);
 }
 
 /* The cross-attention of an encoder-decoder's active heads equals two direct runs. */
