@@ -95,6 +95,23 @@ def of_safetensors():
     yield "escapes", safetensors({"a\u0000b\u20ac\"\\": f32(1)})
 
 
+def wav(encoding, bits, data, channels=1, rate=16000, more=b""):
+    head = struct.pack("<HHIIHH", encoding, channels, rate, rate * bits // 8, bits // 8, bits)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(head)) + head + more + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+def of_audio():
+    yield "16", wav(1, 16, bytes(range(200)))
+    yield "24", wav(1, 24, bytes(range(90)))
+    yield "32", wav(1, 32, bytes(range(80)))
+    yield "floats", wav(3, 32, struct.pack("<4f", 0, .5, -1, 3))
+    yield "not-finite", wav(3, 32, struct.pack("<2f", 0, float("inf")))
+    yield "list", wav(1, 16, bytes(40), more=b"LIST" + struct.pack("<I", 3) + b"abc\0")
+    yield "stereo", wav(1, 16, bytes(40), channels=2)
+    yield "empty", wav(1, 16, b"")
+
+
 def of_npy():
     for dtype in ("<f2", "<f4", "<f8", "|i1", "<i4", "<i8", "|u1", "|b1"):
         yield dtype[1:], npy((2, 3), dtype)
