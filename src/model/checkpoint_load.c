@@ -116,6 +116,15 @@ static double experts_described(const mha_transformer_desc *d)
     return all;
 }
 
+/* The number of parameters of latent attention. */
+static double latent_described(const mha_layer_desc *l, double E, double D, double heads)
+{
+    const double r = (double)l->latent_dim, rq = (double)l->query_latent_dim,
+                 s = (double)l->shared_dim, Dv = (double)l->value_dim;
+    return (rq > 0 ? rq * (E + heads * D) : E * heads * D) + E * (r + s) +
+           heads * (r * (D - s + Dv) + E * Dv);
+}
+
 /* A lower bound for the number of parameters, which ignores norms and biases. The bounds of the
  * sizes prevent overflow of a double. */
 static double numbers_described(const mha_transformer_desc *d)
@@ -128,7 +137,8 @@ static double numbers_described(const mha_transformer_desc *d)
         const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
         const double heads = (double)mha_transformer_heads(d, i);
         const double groups = d->layer_heads ? (double)d->layer_kv_heads[i] : kv;
-        layers += !l || !l->mixer ? 2 * E * D * (heads + groups)
+        layers += l && l->latent_dim > 0 ? latent_described(l, E, D, heads)
+                  : !l || !l->mixer      ? 2 * E * D * (heads + groups)
                   : l->mixer == MHA_MIXER_SHORT_CONVOLUTION
                       ? 4 * E * E
                       : E * (2 * groups * (double)l->key_dim + 3 * heads * (double)l->value_dim);

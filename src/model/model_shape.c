@@ -42,12 +42,22 @@ static mha_status read_grouped(const mhai_config *config, const mhai_shape_keys 
     return MHA_OK;
 }
 
+/* Counts and costs of attention assume heads of one size. */
+static mha_status check_latent(const mhai_config *config, const mhai_family *family)
+{
+    return family->latent ? mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "kv_lora_rank",
+                                             "describes latent attention, whose keys and values "
+                                             "differ in size; this needs heads of one size")
+                          : MHA_OK;
+}
+
 static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
 {
     const mhai_family *a = NULL;
     mhai_config text = *whole, *config = &text;
     MHA_TRY(mhai_family_find(config, &a));
     MHA_TRY(mhai_family_enter(a, config));
+    MHA_TRY(check_latent(config, a));
     const mhai_shape_keys *keys = a->keys;
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &shape->embed_dim));
     MHA_TRY(mhai_read_layer_count(config, a, &shape->layers));

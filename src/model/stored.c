@@ -45,6 +45,8 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
         return (fusion){1, {d->embed_dim, d->embed_dim, d->embed_dim, 0}};
     if (d->layers && d->layers[p->layer].mixer)
         return fusion_of_recurrent(&d->layers[p->layer], heads, kv_heads, p, form);
+    if (d->layers && d->layers[p->layer].latent_dim > 0)
+        return (fusion){heads, {D - d->layers[p->layer].shared_dim, d->layers[p->layer].value_dim}};
     if (form == MHAI_FUSED_GATE) return (fusion){heads, {D, D, 0, 0}};
     if (form == MHAI_FUSED_HEADS) return (fusion){heads, {D, D, D, 0}};
     return (fusion){1, {heads * D, kv_heads * D, kv_heads * D, 0}};
@@ -168,6 +170,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .columns = p->ndim == 2 ? p->shape[1] : 1,
         .head_dim = d->head_dim};
     if (form == MHAI_ZEROS) return MHA_OK;
+    if (form == MHAI_LAST_FIRST) stored->last = d->layers[p->layer].shared_dim;
     if (is_fused(form)) find_part(d, p, row, stored, &total);
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
@@ -202,6 +205,7 @@ static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
     case MHAI_FUSED_GROUPS:
     case MHAI_EXPERT_MIXED:
     case MHAI_EXPERT_MXFP4: return i / p->block * p->step + p->first + i % p->block;
+    case MHAI_LAST_FIRST: return i - i % D + (i % D + D - p->last) % D;
     case MHAI_PAIRED_ROWS: return i - i % D + i % D % (D / 2) * 2 + i % D / (D / 2);
     default: return p->first + i;
     }
@@ -239,6 +243,7 @@ static bool in_order(const mhai_stored_parameter *p)
     case MHAI_FUSED_GATE:
     case MHAI_FUSED_GROUPS:
     case MHAI_PAIRED_ROWS:
+    case MHAI_LAST_FIRST:
     case MHAI_EXPERT_MIXED:
     case MHAI_EXPERT_MXFP4: return false;
     default: return has_rows(p);

@@ -15,7 +15,7 @@ typedef struct mhai_stored_parameter {
     int64_t first;       /* file row (or, if transposed, column) of row 0 */
     int64_t block, step; /* fused rows: `block` consecutive rows every `step` rows of the file.
                           * Of MHAI_CONVOLUTIONS: the rows of q, and of q and k */
-    int64_t head_dim;
+    int64_t head_dim, last; /* last: of MHAI_LAST_FIRST, the number of a head's last rows */
 } mhai_stored_parameter;
 
 /* The user data of a mha_transformer_source: parameters and their open files. */

@@ -59,7 +59,8 @@ static mha_status make_blocks(mha_room *room, int64_t cell, mha_maps *maps)
 /* Whether a layer has no output gates, so that weights times values give its heads' terms. */
 static bool is_plain(const mha_transformer_desc *d, int64_t layer)
 {
-    return !d || !d->layers || !mha_layer_difference(&d->layers[layer]);
+    return !d || !d->layers || d->layers[layer].latent_dim > 0 ||
+           !mha_layer_difference(&d->layers[layer]);
 }
 
 /* Allocate the arrays of the layers: all layers if d is NULL, otherwise the plain ones. */

@@ -326,6 +326,29 @@ static mhai_place_attention add_convolution(layout *l)
     return place;
 }
 
+static void add_latent(layout *l, const mha_layer_desc *of, mhai_heads heads,
+                       mhai_place_attention *place)
+{
+    static const char *const q[] = {"q_proj", NULL}, *const q_a[] = {"q_a_proj", NULL},
+                             *const q_b[] = {"q_b_proj", NULL}, *const kv_a[] = {"kv_a_proj", NULL},
+                             *const k_b[] = {"k_b_proj", NULL}, *const v_b[] = {"v_b_proj", NULL};
+    const mha_transformer_desc *d = &l->t->desc;
+    const int64_t E = d->embed_dim, r = of->latent_dim, rq = of->query_latent_dim;
+    const int64_t wide = heads.q * d->head_dim, s = of->shared_dim;
+    const uint32_t bias = MHA_TRANSFORMER_QKV_BIAS;
+    if (rq > 0) {
+        place->in = add_linear(l, bias, E, q_a, &rq);
+        place->query_norm = add(l, ".q_a_norm.weight", MHA_PARAMETER_NORM, rq, 0);
+        place->queries = add_linear(l, 0, rq, q_b, &wide);
+    } else {
+        place->in = add_linear(l, bias, E, q, &wide);
+    }
+    place->down = add_linear(l, bias, E, kv_a, (const int64_t[]){r + s});
+    place->latent_norm = add(l, ".kv_a_norm.weight", MHA_PARAMETER_NORM, r, 0);
+    place->keys = add_linear(l, 0, r, k_b, (const int64_t[]){wide - heads.q * s});
+    place->values = add_linear(l, 0, r, v_b, (const int64_t[]){heads.q * of->value_dim});
+}
+
 static mhai_place_attention add_attention(layout *l, bool cross)
 {
     static const char *const qkv_names[] = {"q_proj", "k_proj", "v_proj", NULL};
@@ -357,11 +380,13 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     if (cross) {
         place.in = add_linear(l, qkv_bias, d->embed_dim, q_name, &q);
         place.memory = add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv});
+    } else if (mhai_transformer_latent(d, l->layer)) {
+        add_latent(l, &d->layers[l->layer], heads, &place);
     } else {
         place.in = add_linear(l, qkv_bias, d->embed_dim, gated ? gated_names : qkv_names,
                               (const int64_t[]){q, kv, kv, q});
     }
-    place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, &d->embed_dim);
+    place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, cross ? q : mix.out, o_name, &d->embed_dim);
     if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads, &place);
     return place;
 }
@@ -499,7 +524,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
 
 /* Linear layer i, less than LINEARS L + 1. NULL if the transformer or this
  * rank does not have it. */
-enum { LINEARS = 8 };
+enum { LINEARS = 12 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 {
@@ -507,8 +532,9 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
     if (i < LINEARS * t->desc.num_layers) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
-            &layer->self.in,   &layer->self.out, &layer->cross.in, &layer->cross.memory,
-            &layer->cross.out, &layer->up,       &layer->down,     &layer->router};
+            &layer->self.in,   &layer->self.out,     &layer->cross.in,  &layer->cross.memory,
+            &layer->cross.out, &layer->up,           &layer->down,      &layer->router,
+            &layer->self.down, &layer->self.queries, &layer->self.keys, &layer->self.values};
         place = all[i % LINEARS];
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;

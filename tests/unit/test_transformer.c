@@ -1185,7 +1185,7 @@ static void layers_are_checked(void)
          "mha_experts_desc: 5 of 4 experts"},
         {{.experts = {.used = 1}}, MHA_ERR_ARGUMENT, "1 of 0 experts are used"},
         {{.experts = {.count = 1 << 17, .used = 1}}, MHA_ERR_ARGUMENT, "expected 1..65536 experts"},
-        {{.experts = {.count = 4, .used = 1, .flags = 32}}, MHA_ERR_UNSUPPORTED, "flags 0x20"},
+        {{.experts = {.count = 4, .used = 1, .flags = 64}}, MHA_ERR_UNSUPPORTED, "flags 0x40"},
         {{.experts = {.count = 4, .used = 1, .ff_dim = 8, .scale = -1}},
          MHA_ERR_ARGUMENT,
          "scale is -1"},

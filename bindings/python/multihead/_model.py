@@ -445,6 +445,8 @@ class Model:
             size = int(mixer.key_dim if name in ("q", "k") else mixer.value_dim)
             heads = int(self._desc.layer_kv_heads[layer]) if name in ("q", "k") and \
                 self._desc.layer_kv_heads else self.heads_of_layers[layer]
+        elif mixer is not None and mixer.latent_dim and name not in ("q", "k"):
+            size = int(mixer.value_dim)
         return {"probabilities": (heads, length, length), "average_probabilities": (length, length),
                 "lse": (heads, length)}.get(name, (heads, length, size))
 

@@ -215,8 +215,8 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                            mha_transformer_desc *d)
 {
     const mhai_shape_keys *keys = family->keys;
-    const bool given =
-        family->head_dim || (family->grouped && !mhai_config_absent(config, "head_dim"));
+    const bool given = family->latent || family->head_dim ||
+                       (family->grouped && !mhai_config_absent(config, "head_dim"));
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
     if (inner) MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));

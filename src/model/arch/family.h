@@ -51,6 +51,7 @@ typedef enum mhai_weight_form {
     MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
     MHAI_ZEROS,        /* in no file: 0 */
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
+    MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
     MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
     MHAI_EXPERT_PAIR,  /* like MHAI_EXPERT, with gate and up of each expert concatenated */
@@ -115,6 +116,7 @@ typedef struct mhai_family {
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
     bool biases_qkv;      /* whether only q, k and v have biases */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
+    bool latent;          /* latent attention: head_dim follows from the sizes of a head's parts */
 
     /* Describe the transformer. */
     bool llama;     /* mhai_family_read() describes a Llama before read(), and its rotation after */
@@ -163,6 +165,7 @@ typedef struct mhai_family {
     X(bart) X(marian) X(t5) X(mt5) X(whisper)                                                                             \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
+    X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu)                           \
     X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
@@ -337,14 +340,18 @@ typedef struct mhai_experts_kind {
     const char *count, *alias; /* the number of experts, and another name for it */
     const char *inner;         /* the width of an expert; NULL: that of dense layers */
     const char *shared;        /* the width of the shared expert */
-    const char *normalises;    /* whether weights are divided by their sum */
+    const char *shared_count;  /* likewise, as a multiple of the width of an expert */
+    const char *groups, *groups_used;
+    const char *normalises; /* whether weights are divided by their sum */
     const char *scale;
     const char *first; /* the number of dense layers before them */
+    const char *types; /* instead, the list of the kinds of layers, dense or sparse */
     float sum_epsilon;
     uint32_t flags; /* flags of mha_experts_desc */
     bool usual;     /* the default of `normalises` */
     bool may_lack;  /* the number of experts may be 0 */
-    bool steps;     /* decoder_sparse_step and mlp_only_layers are read */
+    int64_t usual_first;
+    bool steps; /* decoder_sparse_step and mlp_only_layers are read */
 } mhai_experts_kind;
 
 /* Read the experts into all layers that have some. Call it after the layers' mixers are read. */
@@ -384,6 +391,32 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
  * expert that every token uses. */
 MHA_NODISCARD mha_status mhai_read_granite_experts(const mhai_config *config, bool may_lack,
                                                    int64_t shared, mhai_family_plan *plan);
+
+/* Shared by families with latent attention (latent.c). mhai_read_latent() describes the attention of
+ * all layers. value_dim: the default of v_head_dim; 0: it is required. */
+#define MHAI_LATENT_NAMES                                                           \
+    MHAI_LLAMA_NAMES, {"self_attn.q_proj", "self_attn.q_proj", MHAI_LAST_FIRST, 0}, \
+        {"self_attn.q_b_proj", "self_attn.q_b_proj", MHAI_LAST_FIRST, 0},           \
+        MHAI_NAME("self_attn.q_a_norm", "self_attn.q_a_layernorm"),                 \
+        MHAI_NAME("self_attn.kv_a_proj", "self_attn.kv_a_proj_with_mqa"),           \
+        MHAI_NAME("self_attn.kv_a_norm", "self_attn.kv_a_layernorm"),               \
+        {"self_attn.k_b_proj", "self_attn.kv_b_proj", MHAI_FUSED_HEADS, 0},         \
+    {                                                                               \
+        "self_attn.v_b_proj", "self_attn.kv_b_proj", MHAI_FUSED_HEADS, 1            \
+    }
+#define MHAI_DEEPSEEK_NAMES                                                       \
+    MHAI_LATENT_NAMES, MHAI_EXPERT_NAMES,                                         \
+        MHAI_NAME("mlp.score_bias", "mlp.gate.e_score_correction_bias"),          \
+        MHAI_NAME("mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"), \
+        MHAI_NAME("mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"),     \
+        MHAI_NAME("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj")
+#define MHAI_LATENT_FILES(names_)                                                              \
+    .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL, .grouped = true, \
+    .latent = true, .layers = "layers.", .prefix = "model.", .names = names_,                  \
+    .ignores = mhai_latent_ignores
+MHA_NODISCARD mha_status mhai_read_latent(const mhai_config *config, int64_t value_dim,
+                                          mhai_family_plan *plan);
+bool mhai_latent_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are equal. The last
  * name is that of A_log and dt_bias. */
