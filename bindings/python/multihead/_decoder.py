@@ -173,14 +173,13 @@ class Generation:
     """A prompt that a model continues: the pieces of text."""
 
     def __init__(self, model: Model, prompt: list[int], max_tokens: int, stops: list[bytes],
-                 sampling: _abi.Sampling, cache: _abi.DecoderDesc, source: list[int]) -> None:
+                 sampling: _abi.Sampling, cache: _abi.DecoderDesc, rows: np.ndarray[Any, Any] | None) -> None:
         self._model, self._library, self._handle = model, model._library, C.c_void_p()
-        ids, read = np.array(prompt, np.int32), np.array(source, np.int32)
+        ids, memory = np.array(prompt, np.int32), None if rows is None else _tensor.pointer(rows)
         texts = (C.c_char_p * len(stops))(*stops)
         desc = _abi.GenerationDesc(prompt=ids.ctypes.data, prompt_count=len(ids), max_tokens=max_tokens,
                                    stops=C.cast(texts, C.POINTER(C.c_char_p)), stop_count=len(stops), sampling=C.pointer(sampling),
-                                   cache=C.pointer(cache), source=read.ctypes.data if source else None,
-                                   source_count=len(read))
+                                   cache=C.pointer(cache), memory=memory)
         with default_context() as handle:
             check(self._library.mha_generation_create(handle, model._handle, C.byref(desc), C.byref(self._handle)))
 
