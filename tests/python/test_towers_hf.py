@@ -1,6 +1,7 @@
 """Encoder-decoders from folders of transformers, compared with it in float64: encoder rows, logits, all three kinds of
 maps, steps, greedy tokens, and rejected models. The models are random."""
 import importlib
+import itertools
 import json
 import re
 import subprocess
@@ -128,6 +129,25 @@ def test_rows_logits_and_maps_are_those_of_transformers_in_double(made):
         for mine, theirs, wanted in zip(*layers):
             assert rounds_like(mine, theirs.numpy(), wanted.numpy())
     assert states.shape == (encoder.layers + 1, 60, encoder.hidden_size)
+
+
+def test_the_alignment_is_that_of_all_paths(made):
+    """The best of all paths that never go back, tried one by one over five rows and six columns."""
+    source, target = (ids[0].tolist() for ids in texts())
+    found = made[1].attention(target[:5], source=source[:6], outputs="cross_probabilities")
+    for reach in (0, 1):
+        scores, columns = found.alignment(reach)
+        for layer, maps in enumerate(found.cross_probabilities):
+            for head, p in enumerate(maps.astype(float)):
+                w = np.stack([p[:, max(0, j - reach):j + reach + 1].sum(1) for j in range(6)], 1)
+                sums = {path: sum(w[range(5), path]) for path in itertools.combinations_with_replacement(range(6), 5)}
+                best = max(sums.values())
+                assert abs(scores[layer, head] - (best - w.sum(0).max()) / 5) < 1e-6
+                assert abs(sums[tuple(columns[layer, head])] - best) < 1e-9
+    with pytest.raises(multihead.Error, match="reach is -1"):
+        found.alignment(-1)
+    with pytest.raises(ValueError, match="cross_probabilities"):
+        made[1].attention(target[:5], source=source[:6]).alignment()
 
 
 def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
