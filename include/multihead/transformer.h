@@ -139,7 +139,10 @@ enum {
     /* Blocks of this layer alone compute x = x + norm'(f(x)), in a transformer with pre-norm (OLMo
      * Hybrid) */
     MHA_LAYER_BRANCH_NORM = 1 << 10,
-    MHA_LAYER_ROPE_EXACT_RAMP = 1 << 11 /* with YARN: the ends of the ramp of r are not rounded */
+    MHA_LAYER_ROPE_EXACT_RAMP = 1 << 11, /* with YARN: the ends of the ramp of r are not rounded */
+    /* Attention reads x itself, without a norm before it, in a transformer with pre-norm (the first
+     * layer of ModernBERT) */
+    MHA_LAYER_NO_ATTENTION_NORM = 1 << 12
 };
 
 /* The mechanism that mixes the tokens of a layer. */
@@ -327,6 +330,10 @@ typedef struct mha_transformer_desc {
      * this scaling have the same rotary_dim R and rope_original_length. Copied, like layers */
     const float *rope_factors;
     float cross_scale; /* of the scores of cross-attention; 0: 1 / sqrt(D) */
+    /* Width of the tables of embeddings and of their norm; 0: E. Another width is projected to E:
+     * x = W_p norm(embedding) + b (ALBERT); b exists with MHA_TRANSFORMER_BIAS. Not with
+     * MHA_TRANSFORMER_TIED and sinusoidal positions */
+    int64_t token_dim;
 } mha_transformer_desc;
 
 /** The phrase of the first layer for which `of`, one of the three functions above, has one; NULL:
@@ -480,7 +487,7 @@ MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
  * none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_norms_follow(const mha_transformer_desc *desc);
 
-/** Whether the blocks of a layer read a norm of the stream, in a description from
+/** Whether the attention of a layer reads a norm of the stream, in a description from
  * mha_transformer_describe(). Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_norms_input(const mha_transformer_desc *desc, int64_t layer);
 
@@ -809,11 +816,12 @@ MHA_API MHA_NODISCARD mha_status mha_activations_layer(const mha_activations *ac
 typedef struct mha_stream_view {
     uint32_t struct_size; /* in: sizeof(mha_stream_view) */
     uint32_t reserved;
-    mha_tensor embedded; /* the sum of the tables, before a norm on embeddings; ndim 0 if the stream
-                            was given (mha_transformer_input.stream) */
-    mha_tensor first;    /* the stream before the first layer; ndim 0 if it was not run */
-    mha_tensor last;     /* after the last layer, before the final norm */
-    mha_tensor normed;   /* after the final norm; the same as last if there is none; the input
+    /* The sum of the tables, before a norm on embeddings, or their projection, which is the same as
+     * first; ndim 0 if the stream was given (mha_transformer_input.stream) */
+    mha_tensor embedded;
+    mha_tensor first;  /* the stream before the first layer; ndim 0 if it was not run */
+    mha_tensor last;   /* after the last layer, before the final norm */
+    mha_tensor normed; /* after the final norm; the same as last if there is none; the input
                             of W_out */
 } mha_stream_view;
 
@@ -975,7 +983,13 @@ enum {
      * token at position i sees sink j at distance min(i, sink_keys + window - 1) - j. Requires
      * rotary positions and window + sink_keys <= max_length. Steps of any size give the same bits;
      * a step beyond the window attends token by token. Does not support forks. */
-    MHA_DECODER_STREAMING = 1 << 1
+    MHA_DECODER_STREAMING = 1 << 1,
+    /* Layers with latent attention cache c and the rotated p of a token: latent_dim + shared_dim
+     * numbers instead of num_heads (head_dim + value_dim). A step expands those of all earlier tokens
+     * again, with latent_dim num_heads (head_dim - shared_dim + value_dim) multiply-adds for each.
+     * Results are bit-identical. Scratch holds the keys and values of one sequence in a layer. Not with
+     * a window */
+    MHA_DECODER_LATENT = 1 << 2
 };
 
 typedef struct mha_decoder_desc {

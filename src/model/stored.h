@@ -10,10 +10,10 @@ typedef struct mhai_stored_parameter {
     mhai_elements from, further[2]; /* further: of MHAI_CONVOLUTIONS */
     mhai_weight_form form;
     bool transposed;
-    int64_t columns;     /* columns in the library; 1 for a vector */
-    int64_t total;       /* columns in the file, if transposed */
-    int64_t first;       /* file row (or, if transposed, column) of row 0 */
-    int64_t block, step; /* fused rows: `block` consecutive rows every `step` rows of the file.
+    int64_t columns;        /* columns in the library; 1 for a vector */
+    int64_t total;          /* columns in the file, if transposed */
+    int64_t first;          /* file row (or, if transposed, column) of row 0 */
+    int64_t block, step;    /* fused rows: `block` consecutive rows every `step` rows of the file.
                           * Of MHAI_CONVOLUTIONS: the rows of q, and of q and k */
     int64_t head_dim, last; /* last: of MHAI_LAST_FIRST, the number of a head's last rows */
 } mhai_stored_parameter;

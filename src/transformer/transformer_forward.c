@@ -166,7 +166,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
 static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const float *x,
                        const float *residual, float *y)
 {
-    const int64_t width = c->t->desc.embed_dim, rows = mhai_tokens(c->a);
+    const int64_t width = place->width, rows = mhai_tokens(c->a);
     const float epsilon = c->t->desc.norm_epsilon;
     mha_tensor in = mhai_transformer_rows(x, rows, width, width);
     mha_tensor added = mhai_transformer_rows(residual, rows, width, width);
@@ -366,7 +366,11 @@ static mha_status run_heads(const mhai_call *c, const mhai_kept_attention *kept,
         MHA_TRY(mhai_attend_position(&attention.attend));
     }
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, false);
-    MHA_TRY(delta ? mhai_delta_run(c, layer) : mhai_attend_run(&attention.attend));
+    const bool expands =
+        c->step && c->step->latent && !cross && mhai_transformer_latent(&c->t->desc, layer);
+    MHA_TRY(delta     ? mhai_delta_run(c, layer)
+            : expands ? mhai_latent_attend(c, layer, &attention.attend)
+                      : mhai_attend_run(&attention.attend));
     if (!cross) mhai_gate_heads(c, layer);
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, true);
@@ -504,12 +508,16 @@ static mha_status embed(const mhai_call *c)
                                   : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encodings->values
                                                                             : NULL,
                      .types = d->type_count > 0 ? mhai_transformer_numbers(t, t->types) : NULL,
-                     .width = d->embed_dim,
+                     .width = d->token_dim,
                      .scale = d->embed_scale,
                      .x = first};
+    float *x = c->a->layers[0].self.step.x, *in = c->a->narrow ? c->a->narrow : first;
     mha_parallel_for(c->context, mhai_tokens(c->a), embed_row, &job);
-    return c->a->embedded ? norm(c, &t->embed_norm, first, NULL, c->a->layers[0].self.step.x)
-                          : MHA_OK;
+    if (t->embed_norm.weight >= 0)
+        MHA_TRY(norm(c, &t->embed_norm, first, NULL, c->a->narrow ? in : x));
+    return t->project.outputs > 0
+               ? mhai_call_project(c, &t->project, MHA_ACTIVATION_NONE, in, mhai_tokens(c->a), x)
+               : MHA_OK;
 }
 
 /* Compute the stream before the first layer of the run. */

@@ -145,6 +145,8 @@ BASES = {  # settings of each family with which more of its fields matter
     "glm4_moe_lite": [dict(LATENT, **GROUPS, rope_parameters=DEFAULT),
                       dict(DIRECT, **GROUPS, mlp_layer_types=["sparse", "dense"], rope_parameters=YARN)],
     "minicpm3": [dict(LATENT, dim_model_base=16, rope_parameters=YARN),
+                 dict(DIRECT, rope_parameters=dict(rope_type="longrope", rope_theta=5e3, short_factor=[1.0, 1.1],
+                                                   long_factor=[2.0, 3.0], original_max_position_embeddings=16)),
                  dict(DIRECT, scale_depth=None, dim_model_base=None, mlp_bias=True, rope_parameters=DEFAULT)],
     # transformers zeroes the row of pad_token_id, which is also that of a tied output
     "youtu": [dict(LATENT, attention_bias=True, tie_word_embeddings=False, rope_parameters=LINEAR),
@@ -152,13 +154,16 @@ BASES = {  # settings of each family with which more of its fields matter
     "mamba2": [dict(PURE, n_groups=2), dict(PURE, n_groups=1, time_step_limit=[.1, .7], tie_word_embeddings=True)],
     "nemotron_h": [dict(NEMOTRON, layers_block_type=["linear_attention", FULL]),
                    dict(NEMOTRON, layers_block_type=["mlp", "linear_attention", FULL], mlp_bias=True, time_step_min=.4)],
-    "bert": [{}], "electra": [dict(embedding_size=32)], "distilbert": [{}],
+    "bert": [{}], "electra": [dict(embedding_size=32), dict(embedding_size=20)], "distilbert": [{}],
+    "xlm-roberta": [dict(max_position_embeddings=LENGTH + 6)], "albert": [dict(embedding_size=20)],
+    "mpnet": [dict(max_position_embeddings=LENGTH + 6)], "nomic_bert": [{}],
+    "modernbert": [dict(local_attention=6, layer_types=TYPES, pad_token_id=0)],
     "roberta": [dict(max_position_embeddings=LENGTH + 6), dict(max_position_embeddings=LENGTH + 6, pad_token_id=4)]}
 OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=LENGTH),
              "distilbert": dict(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=LAYERS, n_heads=4,
                                 max_position_embeddings=LENGTH),
              "mamba2": dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS)}
-ENCODERS = ("bert", "roberta", "electra", "distilbert")
+ENCODERS = ("bert", "roberta", "electra", "distilbert", "xlm-roberta", "albert", "mpnet", "modernbert", "nomic_bert")
 # Fields and their other names in some version of transformers.
 ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"),
                     ("n_positions", "max_position_embeddings"), ("n_positions", "n_ctx"),
