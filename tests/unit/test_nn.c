@@ -78,12 +78,18 @@ static double activated(mha_activation activation, double x, double *bound)
     case MHA_ACTIVATION_RELU2:
         *bound = *bound * (2 * fabs(x) + *bound) + 0x1p-24 * x * x + 0x1p-149;
         return x > 0 ? x * x : 0;
+    case MHA_ACTIVATION_QUICK_GELU: { /* its slope is within -0.1 .. 1.1 */
+        const double y = x / (1 + exp(-1.702 * x));
+        *bound = 1.1 * *bound + 0x1p-24 * (fabs(y) + 1.1 * *bound) + 0x1p-149;
+        return y;
+    }
     default: return x;
     }
 }
 
 static const mha_activation fusible[] = {MHA_ACTIVATION_NONE, MHA_ACTIVATION_GELU,
-                                         MHA_ACTIVATION_RELU, MHA_ACTIVATION_RELU2};
+                                         MHA_ACTIVATION_RELU, MHA_ACTIVATION_RELU2,
+                                         MHA_ACTIVATION_QUICK_GELU};
 
 /* Every element, or an even sample of a large output. */
 static void linear_compare(const linear_case *c, const machine *m, mha_activation activation,
