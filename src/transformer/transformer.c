@@ -143,7 +143,7 @@ static mha_status check_kinds(const mha_transformer_desc *d)
             "learned positions and not causal",
             (int)d->padding_token, (long long)d->vocab_size - 1);
     if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
-        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SWIGLU_CLAMPED)
+        (unsigned)d->feed_forward > MHA_FEED_FORWARD_QUICK_GELU)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
                         "is unknown",
@@ -168,6 +168,7 @@ static mha_status fill_defaults(mha_transformer_desc *d)
     MHA_TRY(mhai_check_range("mha_transformer_desc: ff_dim", d->ff_dim, 0, INT32_MAX));
     MHA_TRY(mhai_check_range("mha_transformer_desc: memory_dim", d->memory_dim, 0, INT32_MAX));
     MHA_TRY(mhai_check_range("mha_transformer_desc: type_count", d->type_count, 0, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: feature_dim", d->feature_dim, 0, INT32_MAX));
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
     if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
     if (d->rope_base == 0) d->rope_base = 10000;
@@ -429,6 +430,12 @@ static mha_status lay_out(mha_transformer *t)
     t->types = MHAI_NOWHERE;
     if (d->type_count > 0)
         t->types = add(&l, ".weight", MHA_PARAMETER_EMBEDDING, d->type_count, d->embed_dim);
+    l.prefix = "embed_features";
+    t->features = (mhai_place_linear){.bias = MHAI_NOWHERE};
+    if (d->feature_dim > 0)
+        t->features = (mhai_place_linear){
+            add(&l, ".weight", MHA_PARAMETER_MATRIX, d->embed_dim, d->feature_dim), MHAI_NOWHERE,
+            d->feature_dim, d->embed_dim, NULL};
     t->embed_norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE};
     if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM) t->embed_norm = add_norm(&l, "embed_norm");
     mhai_place_layer unused = {0};
@@ -489,8 +496,8 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i, less than LINEARS L + 1. NULL if the transformer or this
- * rank does not have it. */
+/* Linear layer i, less than LINEARS L + 2: those of layers, the output, and that of features. NULL
+ * if the transformer or this rank does not have it. */
 enum { LINEARS = 8 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
@@ -502,6 +509,9 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
             &layer->self.in,   &layer->self.out, &layer->cross.in, &layer->cross.memory,
             &layer->cross.out, &layer->up,       &layer->down,     &layer->router};
         place = all[i % LINEARS];
+    } else if (i > LINEARS * t->desc.num_layers) {
+        place = &t->features;
+        i = 0; /* the first rank embeds */
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;
     }
@@ -510,7 +520,7 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 
 static mha_status make_linears(mha_context *context, mha_transformer *t)
 {
-    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers; i++) {
+    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 1; i++) {
         mhai_place_linear *place = linear_of(t, i);
         if (!place) continue;
         MHA_TRY(make_linear(context, t, place));
@@ -534,7 +544,7 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
             t->source.read(t->source.user, i, 0, p->shape[0], 0, p->ndim == 2 ? p->shape[1] : 1,
                            t->held + t->held_at[i]);
     }
-    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers; i++) {
+    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 1; i++) {
         const mhai_place_linear *place = linear_of(t, i);
         if (place) MHA_TRY(pack(context, t, place));
     }
@@ -680,7 +690,7 @@ void mha_transformer_destroy(mha_transformer *t)
 {
     if (!t || (t->owners && atomic_fetch_sub(t->owners, 1) > 1)) return;
     const mha_allocator a = t->allocator;
-    for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers; i++) {
+    for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers + 1; i++) {
         const mhai_place_linear *place = linear_of(t, i);
         if (place) mha_linear_destroy(place->packed);
     }

@@ -384,6 +384,10 @@ static mha_status finish(const call *c)
     if (!c->out.parameters) return MHA_OK;
     if (c->a->embedded) MHA_TRY(norm(c, &t->embed_norm, c->a->embedded, c->dx, 0, c->dx));
     mha_tensor dx = stream(c, c->dx);
+    if (t->desc.feature_dim > 0) {
+        const mha_tensor features = mhai_transformer_features(&c->input);
+        MHA_TRY(linear(c, &t->features, &features, &dx, 0, NULL));
+    }
     mha_tensor ids = mha_tensor_contiguous(c->a->ids, MHA_I32, 1, &rows);
     mha_tensor positions = mha_tensor_contiguous(c->a->positions, MHA_I32, 1, &rows);
     mha_tensor table;
