@@ -7,8 +7,8 @@
 
 #include <multihead/tokenizer.h>
 
-/* Names of the configuration files, ended by NULL. */
-extern const char *const mhai_configuration_files[];
+/* Names of the configuration files, and of those of image processors, ended by NULL. */
+extern const char *const mhai_configuration_files[], *const mhai_image_files[];
 
 /* Return folder/name, which the caller frees; NULL: out of memory. */
 char *mhai_model_join(const char *folder, const char *name);
@@ -29,6 +29,7 @@ typedef struct mhai_loaded {
     const mhai_family *family;
     int64_t types;  /* token types in config.json; if their table is 0, the transformer has none */
     mhai_ends ends; /* not those of the tokenizer; the caller frees its ids */
+    mhai_picture picture;
 } mhai_loaded;
 
 /* Load the transformer of a folder or a GGUF file. If tokenizer is not NULL, also load the

@@ -46,7 +46,7 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
 {
     const mhai_family *a = NULL;
     mhai_config text = *whole, *config = &text;
-    MHA_TRY(mhai_family_find(config, &a));
+    MHA_TRY(mhai_family_find(config, false, &a));
     MHA_TRY(mhai_family_enter(a, config));
     const mhai_shape_keys *keys = a->keys;
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &shape->embed_dim));
@@ -67,7 +67,9 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
     if (a->bias_key) MHA_TRY(mhai_config_bool(config, a->bias_key, bias, &bias));
     shape->flags = a->bias_key ? (a->shape & MHA_MODEL_SHAPE_CAUSAL) |
                                      (bias ? MHA_MODEL_SHAPE_QKV_BIAS : 0) |
-                                     (bias && !a->biases_qkv ? MHA_MODEL_SHAPE_OUT_BIAS : 0)
+                                     (a->biases_qkv ? a->shape & MHA_MODEL_SHAPE_OUT_BIAS
+                                      : bias        ? MHA_MODEL_SHAPE_OUT_BIAS
+                                                    : 0)
                                : a->shape;
     bool decoder = false;
     MHA_TRY(mhai_config_bool(config, keys->causal, false, &decoder));
