@@ -38,6 +38,8 @@ typedef struct mha_trace_options {
 /* A layer, at the row. All [E]. */
 typedef struct mha_trace_layer {
     int64_t heads, kv_heads;
+    /* mha_transformer_norms_input(), mha_transformer_norms_branch() */
+    bool norms_input, norms_branch;
     float *stream;    /* the residual stream before the layer */
     float *attention; /* the sum of the heads' outputs and the bias of W_O; NULL: the layer has no
                          heads */

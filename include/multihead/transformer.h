@@ -467,6 +467,14 @@ MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
  * none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_norms_follow(const mha_transformer_desc *desc);
 
+/** Whether the blocks of a layer read a norm of the stream, in a description from
+ * mha_transformer_describe(). Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_transformer_norms_input(const mha_transformer_desc *desc, int64_t layer);
+
+/** Likewise, whether a norm of the output of a layer's blocks is added to the stream (branch norm).
+ * Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API bool mha_transformer_norms_branch(const mha_transformer_desc *desc, int64_t layer);
+
 /** Whether a layer has a feed-forward part, in a description from mha_transformer_describe(). Memory
  * none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_feeds(const mha_transformer_desc *desc, int64_t layer);

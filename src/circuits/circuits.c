@@ -30,10 +30,11 @@ typedef struct circuits_layer {
 typedef struct circuits_job {
     mha_context *context;
     const mha_transformer *t;
+    const mha_transformer_desc *d;
     mha_circuits_desc desc;
     mha_circuits out;
     int64_t L, H, D, E, K, rank; /* rank: the maximum over all circuits */
-    bool centred, pre_norm;
+    bool centred;
     double scale;             /* of each block's contribution to the stream */
     double *copies, *matches; /* [E,E] Gram matrices, or NULL */
     circuits_room *rooms;     /* [threads] */
@@ -339,7 +340,7 @@ static mha_status find_weights(circuits_job *job)
                  {"self_attn.o_proj.weight", &l->o, true},
                  {"self_attn.q_norm.weight", &l->q_norm, true},
                  {"self_attn.k_norm.weight", &l->k_norm, true},
-                 {"self_attn_norm.weight", &l->norm, job->pre_norm},
+                 {"self_attn_norm.weight", &l->norm, mha_transformer_norms_input(job->d, l->index)},
                  {"self_attn_post_norm.weight", &l->branch_norm, true}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (parts[i].wanted)
@@ -477,14 +478,14 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
                         (long long)layer, phrase);
     circuits_job job = {.context = context,
                         .t = transformer,
+                        .d = &d,
                         .L = d.num_layers,
                         .H = d.num_heads,
                         .D = d.head_dim,
                         .E = d.embed_dim,
                         .scale = (double)d.residual_scale,
                         .rank = d.head_dim < d.embed_dim ? d.head_dim : d.embed_dim,
-                        .centred = d.norm == MHA_NORM_LAYER,
-                        .pre_norm = mhai_circuits_pre_norm(&d)};
+                        .centred = d.norm == MHA_NORM_LAYER};
     MHA_TRY(mha_struct_read("mha_circuits_desc", &job.desc, sizeof job.desc, sizeof job.desc, desc,
                             desc ? desc->struct_size : 0));
     MHA_TRY(mha_struct_read("mha_circuits", &job.out, sizeof job.out, sizeof job.out, out,

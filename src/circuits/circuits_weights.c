@@ -14,12 +14,6 @@ mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t
     return mha_scratch_alloc(context, a * b, size, pointer);
 }
 
-bool mhai_circuits_pre_norm(const mha_transformer_desc *d)
-{
-    const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM;
-    return d->norm != MHA_NORM_NONE && !(d->flags & others);
-}
-
 static mha_status check_finite(const mha_parameter *p, const float *data, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
@@ -62,8 +56,7 @@ static mha_status set_embedding(mha_context *context, const mha_transformer *t,
     tokens->gain = gain.data;
     tokens->centred = tokens->first = gain.data && d->norm == MHA_NORM_LAYER;
     tokens->layer = d->norm == MHA_NORM_LAYER;
-    tokens->pre_norm =
-        mhai_circuits_pre_norm(d) && !(d->layers && d->layers[0].flags & MHA_LAYER_BRANCH_NORM);
+    tokens->pre_norm = mha_transformer_norms_input(d, 0);
     tokens->normed = flags & MHA_CIRCUITS_NORMED_TOKENS && (gain.data || tokens->pre_norm);
     return MHA_OK;
 }

@@ -11,8 +11,6 @@
 MHA_NODISCARD mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t size,
                                             void *pointer);
 
-bool mhai_circuits_pre_norm(const mha_transformer_desc *d);
-
 /* A parameter in scratch. All elements are finite. A vector has 1 column. Without a parameter of
  * that name, data is NULL, and rows and columns are 0. */
 typedef struct mhai_weight {

@@ -26,8 +26,6 @@ static void put_model(const mhai_live_asked *a, mha_json *json)
         uint32_t flag;
     } flags[] = {{"causal", MHA_TRANSFORMER_CAUSAL},
                  {"post_norm", MHA_TRANSFORMER_POST_NORM},
-                 {"branch_norm", MHA_TRANSFORMER_BRANCH_NORM},
-                 {"no_input_norm", MHA_TRANSFORMER_NO_INPUT_NORM},
                  {"parallel", MHA_TRANSFORMER_PARALLEL},
                  {"tied", MHA_TRANSFORMER_TIED}};
     mha_json_object(json, "model");
@@ -58,6 +56,8 @@ static void put_stream(const mha_trace *x, mha_json *json)
         mha_json_object(json, NULL);
         mha_json_integer(json, "heads", layer->heads);
         mha_json_integer(json, "kv_heads", layer->kv_heads);
+        mha_json_bool(json, "norms_input", layer->norms_input);
+        mha_json_bool(json, "norms_branch", layer->norms_branch);
         mha_json_floats(json, "norms", layer->norms, layer->heads);
         put_floats(json, "stream", layer->stream, x->width);
         put_floats(json, "attention", layer->attention, x->width);

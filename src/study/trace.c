@@ -147,6 +147,8 @@ static mha_status trace_layer(tracing *g, int64_t layer, const mha_activations *
     mha_trace *x = g->trace;
     mha_trace_layer *to = &x->layers[layer];
     mha_layer_view after = {.struct_size = sizeof after};
+    to->norms_input = mha_transformer_norms_input(&g->trials->desc, layer);
+    to->norms_branch = mha_transformer_norms_branch(&g->trials->desc, layer);
     MHA_TRY(copy_row(g, &view->stream, x->row, &to->stream));
     MHA_TRY(copy_row(g, &view->next, x->row, &to->middle));
     to->next = to->middle;

@@ -255,8 +255,8 @@ static mha_status hand_over(const mha_allocator *allocator, const mhai_vector *n
 mha_status mha_tokenizer_words(const mha_tokenizer *tokenizer, const char *text, size_t text_bytes,
                                mha_words *words)
 {
-    MHA_NEED_AS("mha_tokenizer_words", "tokenizer, text, words", tokenizer,
-                text || text_bytes == 0, words);
+    MHA_NEED_AS("mha_tokenizer_words", "tokenizer, text, words", tokenizer, text || text_bytes == 0,
+                words);
     MHA_TRY(mha_struct_check_size("mha_words", words->struct_size, sizeof *words));
     MHA_TRY(mhai_tokenizer_check_text("text", text, text_bytes));
     mhai_vector normalized = mhai_vector_make(&tokenizer->allocator, 1);

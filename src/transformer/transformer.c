@@ -231,11 +231,11 @@ static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
 {
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
     mhai_place_step step = {none, none};
-    const bool own = mhai_layer_norms_branch(&l->t->desc, l->layer);
-    if (!own && !mhai_transformer_has(l->t, MHA_TRANSFORMER_NO_INPUT_NORM))
+    const mha_transformer_desc *d = &l->t->desc;
+    if (mhai_transformer_has(l->t, MHA_TRANSFORMER_POST_NORM) ||
+        mha_transformer_norms_input(d, l->layer))
         step.norm = add_norm(l, prefix);
-    if (own || mhai_transformer_has(l->t, MHA_TRANSFORMER_BRANCH_NORM))
-        step.post = add_norm(l, post);
+    if (mha_transformer_norms_branch(d, l->layer)) step.post = add_norm(l, post);
     return step;
 }
 
@@ -331,15 +331,15 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
     const int64_t q = heads.q * d->head_dim, kv = heads.kv * d->head_dim;
-    const uint32_t after =
-        MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_ONE_NORM;
+    const uint32_t always = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_ONE_NORM;
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
     mhai_place_attention place = {.step = {none, none}};
     const mhai_mix mix = mhai_transformer_mix(d, l->layer);
     const bool gated = !cross && mix.gated;
     if (!cross && mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) return add_convolution(l);
     if (!cross && mix.mixer) return add_recurrent(l);
-    if (heads.q > 0 || mhai_transformer_has(l->t, after) || mhai_layer_norms_branch(d, l->layer))
+    if (heads.q > 0 || mhai_transformer_has(l->t, always) ||
+        mha_transformer_norms_branch(d, l->layer))
         place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
                               cross ? "cross_attn_post_norm" : "self_attn_post_norm");
     l->prefix = cross ? "cross_attn" : "self_attn";
@@ -741,10 +741,26 @@ bool mha_transformer_predicts(const mha_transformer_desc *desc)
 
 bool mha_transformer_norms_follow(const mha_transformer_desc *d)
 {
-    bool follow = d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM);
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
-        follow = follow || d->layers[i].flags & MHA_LAYER_BRANCH_NORM;
+    bool follow = d->flags & MHA_TRANSFORMER_POST_NORM;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        follow = follow || mha_transformer_norms_branch(d, i);
     return follow;
+}
+
+static bool has_own_branch_norm(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers && d->layers[layer].flags & MHA_LAYER_BRANCH_NORM;
+}
+
+bool mha_transformer_norms_input(const mha_transformer_desc *d, int64_t layer)
+{
+    const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM;
+    return d->norm != MHA_NORM_NONE && !(d->flags & others) && !has_own_branch_norm(d, layer);
+}
+
+bool mha_transformer_norms_branch(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->flags & MHA_TRANSFORMER_BRANCH_NORM || has_own_branch_norm(d, layer);
 }
 
 int64_t mha_transformer_heads_width(const mha_transformer_desc *d)

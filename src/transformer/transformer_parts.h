@@ -155,12 +155,6 @@ static inline bool mhai_step_norms_branch(const mhai_place_step *place)
     return place->post.weight >= 0;
 }
 
-/* Whether branch norms replace the norms before the steps of a layer. */
-static inline bool mhai_layer_norms_branch(const mha_transformer_desc *d, int64_t layer)
-{
-    return d->layers && d->layers[layer].flags & MHA_LAYER_BRANCH_NORM;
-}
-
 /* Whether a norm follows the function of a step of any layer. */
 static inline bool mhai_transformer_norms_branches(const mha_transformer_desc *d)
 {

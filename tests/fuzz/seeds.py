@@ -526,6 +526,9 @@ def of_texts():
     words = "the animal didn't cross the street because it was too tired ."
     for way in range(4):
         yield f"conllu-{way}", parts(bytes([way]), CONLLU, "")
+    # 16 words fill the first allocation, so a HEAD beyond them is beyond it, too.
+    full = "".join(f"{word}\tthe\t_\t_\t_\t_\t16\tdet\t_\t_\n" for word in range(1, 17))
+    yield "conllu-full", parts(b"\0", full + "\n", "")
     for way in range(4, 10):
         yield f"text-{way}", parts(bytes([way, 1]), words + "\nthe animal was tired .\n", "animal")
     yield "escapes", parts(bytes([8]), "the \x1b[31m animal \u202e \u009b2J\n", "")

@@ -10,7 +10,7 @@ import json
 import numpy as np
 from playwright import sync_api
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import multihead
 import live_page
@@ -22,8 +22,28 @@ expect = sync_api.expect
 
 
 @pytest.fixture(scope="module")
-def urls(serve, trained):
-    return {"decoder": serve(trained), "encoder": serve(TINY)}
+def mixed(trained, tmp_path_factory):
+    """The trained model with branch norms in its second layer."""
+    folder, weights = tmp_path_factory.mktemp("mixed"), {}
+    for name, weight in load_file(trained / "model.safetensors").items():
+        post = "_post" if ".1." in name else ""
+        for old, new in (("model.", ""), ("input_layernorm", f"self_attn{post}_norm"),
+                         ("post_attention_layernorm", f"mlp{post}_norm")):
+            name = name.replace(old, new)
+        weights[name] = weight
+    save_file(weights, folder / "model.safetensors")
+    config = {"model_type": "multihead", "vocab_size": len(weights["lm_head.weight"]), "max_length": 48,
+              "embed_dim": 64, "num_layers": 2, "num_heads": 4, "ff_dim": 128, "feed_forward": "swiglu",
+              "norm": "rms", "positions": "rotary", "causal": True, "layers": [{}, {"branch_norm": True}]}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((trained / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def urls(serve, trained, mixed):
+    return {"decoder": serve(trained), "encoder": serve(TINY), "mixed": serve(mixed)}
 
 
 @pytest.fixture
@@ -134,6 +154,22 @@ def test_what_a_model_has_not_is_absent(visit):
     expect(flow).to_contain_text("encoder")
     open_head(page, "L0H0")
     assert page.locator("#diagram-head .dg-steps > li").count() == 8, "nothing is rotated"
+
+
+def test_norms_are_drawn_where_layers_have_them(visit):
+    page = visit("mixed")
+    given = trace(page, text=TEXT)["layers"]
+    assert [(layer["norms_input"], layer["norms_branch"]) for layer in given] == [(True, False), (False, True)]
+    blocks = page.locator("#diagram-flow .dg-open .dg-block").all()
+    assert len(blocks) == 4, "attention and feed-forward of two layers"
+    for i, block in enumerate(blocks):
+        expect(block.locator(".dg-operation").get_by_text("norm", exact=True)).to_have_count(1 if i < 2 else 0)
+        expect(block).to_contain_text("adds to the stream" if i < 2 else "is normed, then added")
+    for head, normed in ("L0H0", True), ("L1H0", False):
+        open_head(page, head)
+        steps = page.locator("#diagram-head .dg-steps > li")
+        assert ("normed" in steps.first.inner_text()) == normed
+        assert ("is normed, then added" in steps.last.inner_text()) != normed
 
 
 # ---- queries and keys in a plane -------------------------------------------------------------------

@@ -127,8 +127,7 @@ static void no_routes(void)
     mha_routes routes = MHA_INIT(mha_routes), zeros = {0};
     expect_ok(mha_routes_measure(context, t, &tokens, &routes));
     assert_int_equal(routes.layers, 0);
-    expect_error(mha_routes_measure(context, t, NULL, &routes), MHA_ERR_NULL,
-                 "an argument is NULL");
+    expect_error(mha_routes_measure(context, t, NULL, &routes), MHA_ERR_NULL, "tokens is NULL");
     expect_error(mha_routes_measure(context, t, &tokens, &zeros), MHA_ERR_ARGUMENT, "struct_size");
     mha_routes_free(&routes);
     mha_routes_free(NULL);

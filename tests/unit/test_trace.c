@@ -168,7 +168,8 @@ static void expect_stream(const step *s)
                      position = x->position ? (double)x->position[e] : 0;
         if (!(flags & MHA_TRANSFORMER_EMBEDDING_NORM))
             expect_sum((double)first->stream[e], token + position, fabs(token) + fabs(position), 2);
-        if (!mha_transformer_norms_follow(&s->m->desc) && !(flags & MHA_TRANSFORMER_PARALLEL)) {
+        if (!(flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_PARALLEL)) &&
+            !layer->norms_branch) {
             const double a = (double)layer->stream[e], b = (double)layer->attention[e];
             expect_sum((double)layer->middle[e], a + b, 40 * (fabs(a) + fabs(b) + 1), x->width);
         }
@@ -176,6 +177,22 @@ static void expect_stream(const step *s)
     double length = 0;
     for (int64_t e = 0; e < x->width; e++) length += (double)x->written[e] * (double)x->written[e];
     expect_sum((double)layer->norms[x->head], sqrt(length), sqrt(length), 4);
+}
+
+/* The norms of layers are those that have weights, and q reads one of them or the stream itself. */
+static void expect_norms(const step *s)
+{
+    const mha_trace *x = s->x;
+    const bool post = s->m->desc.flags & MHA_TRANSFORMER_POST_NORM;
+    for (int64_t l = 0; l < x->layer_count; l++) {
+        const bool input = parameter(s->m, l, "self_attn_norm.weight") && !post;
+        assert_true(x->layers[l].norms_input == input);
+        assert_true(x->layers[l].norms_branch ==
+                    (parameter(s->m, l, "self_attn_post_norm.weight") != NULL));
+    }
+    assert_true(x->layers[x->layer].norms_input ==
+                (memcmp(x->query_input, x->layers[x->layer].stream,
+                        (size_t)x->width * sizeof(float)) != 0));
 }
 
 /* ---- the bits of the map --------------------------------------------------------------------- */
@@ -220,13 +237,15 @@ static void trace_one(const small_model *m, mha_trials *trials, const mha_trial 
     expect_weights(&s);
     expect_output(&s, run->off_count ? 0 : 1);
     expect_stream(&s);
+    expect_norms(&s);
     mha_trace_free(&x);
     assert_null(x.weights);
 }
 
 static void every_step_follows(void)
 {
-    for (uint64_t seed = 0; seed < 24; seed++) {
+    int mixed = 0; /* layers with branch norms in transformers with pre-norm */
+    for (uint64_t seed = 0; seed < 96; seed++) {
         rng r = rng_make(seed, 88);
         small_model *m = small_model_make(context, &r, seed % 3 ? MHA_TRANSFORMER_CAUSAL : 0);
         mha_trials *trials = NULL;
@@ -241,9 +260,12 @@ static void every_step_follows(void)
         const int64_t row = rng_between(&r, 0, m->T - 1);
         expect_ok(mha_trials_create(context, m->t, &how, &trials));
         trace_one(m, trials, &run, head, row, seed % 2 ? rng_between(&r, 0, row) : -1);
+        for (int64_t l = 0; m->desc.layers && l < m->desc.num_layers; l++)
+            mixed += (m->desc.layers[l].flags & MHA_LAYER_BRANCH_NORM) != 0;
         mha_trials_destroy(trials);
         small_model_free(m);
     }
+    assert_true(mixed > 0);
 }
 
 static void misuse_of_traces(void)

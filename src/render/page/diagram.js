@@ -165,28 +165,22 @@ const blockOf = (...content) => make("div", "dg-block", ...branch(), ...content)
 
 // -- attention -----------------------------------------------------------------------------------
 
-// Whether blocks read a norm of the stream. Blocks of post-norm models and OLMo 2 read the stream
-// itself.
-function normsInputs(model) {
-    return model.norm && !model.post_norm && !model.no_input_norm;
-}
-
-function addsText({model}) {
-    return t(model.post_norm ? "diagram.adds.normed" : model.branch_norm ? "diagram.adds.branch" : "diagram.adds");
+function addsText(model, layer) {
+    return t(model.post_norm ? "diagram.adds.normed" : layer.norms_branch ? "diagram.adds.branch" : "diagram.adds");
 }
 
 function attentionBlock(layer, l) {
     const {model, tokens} = diagram.trace, {heads, kv_heads: shared} = layer;
     const title = make("h3", "", t("diagram.attention", {n: l}));
     if (!heads) return blockOf(title, make("p", "small", t("diagram.heads.none")));
-    const T = tokens, E = model.width, D = model.head_dim, reads = normsInputs(model);
+    const T = tokens, E = model.width, D = model.head_dim;
     const way = make("div", "dg-way", arrow([T, E]),
-        ...(reads ? [operation(t("diagram.norm")), arrow([T, E], "x")] : []),
+        ...(layer.norms_input ? [operation(t("diagram.norm")), arrow([T, E], "x")] : []),
         operation(math("W", "q"), " ", math("W", "k"), " ", math("W", "v")), arrow([heads, T, D], "q"));
     if (shared !== heads) way.append(make("span", "dg-shape", `k, v ${shapeText([shared, T, D])}`));
     const out = make("div", "dg-way", arrow([heads, T, D], "z"), operation(t("diagram.concat")),
         arrow([T, heads * D]), operation(math("W", "o")), arrow([T, E]),
-        make("span", "small", addsText(diagram.trace)));
+        make("span", "small", addsText(model, layer)));
     const count = make("p", "small", shared === heads ? t("diagram.heads", {n: heads})
         : t("diagram.heads.shared", {n: heads, k: shared}));
     const made = blockOf(title, way, count, headButtons(layer, l), out,
@@ -227,13 +221,13 @@ function headButtons(layer, l) {
 
 function feedForwardBlock(layer, l) {
     const {model, tokens} = diagram.trace, T = tokens, E = model.width, F = model.feed_forward_width;
-    const reads = normsInputs(model), activation = model.feed_forward.replace("_tanh", "");
+    const activation = model.feed_forward.replace("_tanh", "");
     const gated = activation.endsWith("glu");
     const way = make("div", "dg-way", arrow([T, E]),
-        ...(reads ? [operation(t("diagram.norm")), arrow([T, E])] : []),
+        ...(layer.norms_input ? [operation(t("diagram.norm")), arrow([T, E])] : []),
         operation(...(gated ? [math("W", "gate"), " "] : []), math("W", "up"), ` ${activation}`),
         arrow([T, F]), operation(math("W", "down")), arrow([T, E]),
-        make("span", "small", model.parallel ? t("diagram.adds.parallel") : addsText(diagram.trace)));
+        make("span", "small", model.parallel ? t("diagram.adds.parallel") : addsText(model, layer)));
     return blockOf(make("h3", "", t("diagram.feed-forward", {n: l})), way,
         ...(layer.feed_forward ? [vector(t("diagram.adds"), layer.feed_forward, {most: diagram.most})] : []));
 }

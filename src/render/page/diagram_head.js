@@ -23,9 +23,9 @@ const pairMost = (a, b) => ({most: Math.max(sizeOf(a), sizeOf(b))});
 
 // -- from x to the score -------------------------------------------------------------------------
 
-function inputStep({head, row, key, model}) {
+function inputStep({head, row, key, layers}) {
     const options = pairMost(head.query_input, head.key_input);
-    const norm = normsInputs(model) ? t("diagram.input.norm") : "";
+    const norm = layers[head.layer].norms_input ? t("diagram.input.norm") : "";
     return headStep([t("diagram.input")], small(tNodes("diagram.input.about", {norm})),
         vector(make("span", "", "x ", bdi(wordAt(row))), head.query_input, options),
         vector(make("span", "", "x ", bdi(wordAt(key))), head.key_input, options));
@@ -188,6 +188,6 @@ function addStep({head, layers, model}) {
     const options = {most: Math.max(sizeOf(layer.stream), sizeOf(layer.attention), sizeOf(layer.middle))};
     return headStep([t("diagram.add")], vector(t("diagram.add.stream"), layer.stream, options),
         vector(t("diagram.add.heads"), layer.attention, options),
-        ...(model.post_norm || model.branch_norm ? [make("p", "small", addsText(diagram.trace))] : []),
+        ...(model.post_norm || layer.norms_branch ? [make("p", "small", addsText(model, layer))] : []),
         vector(t("diagram.add.after"), layer.middle, options));
 }
