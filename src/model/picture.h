@@ -20,6 +20,9 @@ typedef struct mhai_processor {
     double factor, mean[3], std[3];
 } mhai_processor;
 
+/* Positions for images of another size: none, or interpolated ones. */
+typedef enum mhai_sizes { MHAI_FIXED, MHAI_INTERPOLATED, MHAI_ANTIALIASED } mhai_sizes;
+
 typedef struct mhai_picture {
     int64_t patch;      /* edge of a patch; 0: the model reads no images */
     int64_t image;      /* edge of images at the size of the file's positions */
@@ -27,8 +30,7 @@ typedef struct mhai_picture {
     int64_t first;      /* tokens before the patches: CLS and registers */
     int64_t registers;
     bool cls;
-    enum { MHAI_FIXED, MHAI_INTERPOLATED, MHAI_ANTIALIASED } sizes; /* positions for other sizes */
-    bool no_positions; /* positions do not depend on a table of the file */
+    mhai_sizes sizes;
     mhai_processor processor;
 } mhai_picture;
 

@@ -99,14 +99,17 @@ static void weights_of(int64_t i, int64_t from, int64_t to, bool antialias, doub
 static void interpolate_point(const float *table, int64_t old, int64_t width, const double *down,
                               const double *right, float *to)
 {
-    for (int64_t e = 0; e < width; e++) {
-        double sum = 0;
+    enum { PIECE = 64 };
+    for (int64_t at = 0; at < width; at += PIECE) {
+        const int64_t n = width - at < PIECE ? width - at : PIECE;
+        double sum[PIECE] = {0};
         for (int64_t y = 0; y < old; y++)
             for (int64_t x = 0; x < old; x++) {
                 const double w = down[y] * right[x];
-                if (w < 0 || w > 0) sum += w * (double)table[(y * old + x) * width + e];
+                const float *row = table + (y * old + x) * width + at;
+                for (int64_t e = 0; e < n && (w < 0 || w > 0); e++) sum[e] += w * (double)row[e];
             }
-        to[e] = (float)sum;
+        for (int64_t e = 0; e < n; e++) to[at + e] = (float)sum[e];
     }
 }
 

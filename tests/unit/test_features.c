@@ -62,9 +62,8 @@ static const float *find(const example *e, const char *name, mha_parameter *p)
 }
 
 /* The sum of the tables and of W f, whose products have F roundings of a term. */
-static void embeddings(void **state)
+static void embeddings(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     rng r = rng_make(rng_run_seed(), 1);
     mha_activations *a;
@@ -109,9 +108,8 @@ static double loss(mha_context *context, example *e)
 /* Central differences of W_features: with a step of 2^-6 and losses of about 30, which have an error of
  * 30 x 2^-22, the difference has one of 2^-11, and the third derivative adds less than 1 % of the
  * largest gradient. */
-static void gradients(void **state)
+static void gradients(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     rng r = rng_make(rng_run_seed(), 2);
     for (int n = 0; n < 2; n++) {
@@ -146,9 +144,8 @@ static void gradients(void **state)
     }
 }
 
-static void rejected(void **state)
+static void rejected(void)
 {
-    (void)state;
     mha_context *context = machines_context(1, 0);
     rng r = rng_make(rng_run_seed(), 3);
     mha_transformer *plain = NULL;

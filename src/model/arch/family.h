@@ -204,7 +204,7 @@ typedef struct mhai_vision {
     bool own_inner;      /* intermediate_size is not read */
     const char *act;
     double epsilon;
-    int sizes; /* mhai_picture.sizes */
+    mhai_sizes sizes;
     mhai_filter filter;
     bool edges;               /* mhai_processor.edges */
     const double *mean, *std; /* NULL: 0.5 */
