@@ -11,7 +11,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODEL = {"gguf", "image", "io", "tokenizer", "model", "state", "checkpoint", "question", "study", "trial"}
-RENDER = {"render", "render_heads", "render_live"}
+RENDER = {"render", "render_heads", "render_live", "render_picture"}
 SHOW = {"show", "live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
