@@ -3,6 +3,7 @@
 
 #include "io/file.h"
 #include "io/json_file.h"
+#include "model/arch/family.h"
 #include "model/folder.h"
 #include "model/model.h"
 
@@ -46,11 +47,11 @@ static mha_status read_sizes(const mhai_config *config, mhai_processor *p)
 {
     bool resizes, crops;
     int64_t unused = 0;
-    p->crop_height = p->crop_width = p->edges ? 224 : 0;
+    p->crop_height = p->crop_width = 224;
     p->shortest = p->edges ? 224 : 0;
+    p->height = p->width = 224;
     MHA_TRY(mhai_config_bool(config, "do_resize", true, &resizes));
-    MHA_TRY(mhai_config_bool(config, "do_center_crop", p->edges, &crops));
-    /* Processors that crop read a number as the shorter edge. */
+    MHA_TRY(mhai_config_bool(config, "do_center_crop", p->crops, &crops));
     if (resizes) {
         bool edge = p->edges;
         const json_t *size = json_object_get(config->root, "size");
@@ -115,18 +116,41 @@ static mha_status read_filter(const mhai_config *config, mhai_processor *p)
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
-static mha_status check_type(const mhai_config *config)
+/* The defaults of a processor in transformers. */
+static const struct {
+    const char *name;
+    bool edges, crops, floats;
+    mhai_filter filter;
+    const double *mean, *std; /* NULL: 0.5 */
+} kinds[] = {{"ViT", .filter = MHAI_BILINEAR},
+             {"DeiT", .crops = true, .filter = MHAI_BICUBIC},
+             {"CLIP", true, true, false, MHAI_BICUBIC, mhai_clip_mean, mhai_clip_std},
+             {"Bit", true, true, false, MHAI_BICUBIC, mhai_clip_mean, mhai_clip_std},
+             {"Siglip", .filter = MHAI_BICUBIC},
+             {"DINOv3ViT", .floats = true, .mean = mhai_imagenet_mean, .std = mhai_imagenet_std}};
+
+/* Set the defaults of the processor that the file names; without a name, those of the family remain. */
+static mha_status read_type(const mhai_config *config, mhai_processor *p)
 {
-    static const char *const known[] = {"ViT", "DeiT", "CLIP", "Bit", "Siglip", "DINOv3ViT"};
     const char *key = mhai_config_absent(config, "image_processor_type") ? "feature_extractor_type"
                                                                          : "image_processor_type";
     const char *type;
-    MHA_TRY(mhai_config_text(config, key, "ViTImageProcessor", &type));
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        const size_t length = strlen(known[i]);
-        if (strncmp(type, known[i], length) == 0 &&
-            (strncmp(type + length, "Image", 5) == 0 || strncmp(type + length, "Feature", 7) == 0))
-            return MHA_OK;
+    MHA_TRY(mhai_config_text(config, key, "", &type));
+    if (!*type) return MHA_OK;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        const size_t length = strlen(kinds[i].name);
+        if (strncmp(type, kinds[i].name, length) != 0 ||
+            (strncmp(type + length, "Image", 5) != 0 && strncmp(type + length, "Feature", 7) != 0))
+            continue;
+        p->edges = kinds[i].edges;
+        p->crops = kinds[i].crops;
+        p->floats = kinds[i].floats;
+        p->filter = kinds[i].filter;
+        for (int c = 0; c < 3; c++) {
+            p->mean[c] = kinds[i].mean ? kinds[i].mean[c] : 0.5;
+            p->std[c] = kinds[i].std ? kinds[i].std[c] : 0.5;
+        }
+        return MHA_OK;
     }
     return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, key,
                             "is '%s'; known: ViT, DeiT, CLIP, Bit, Siglip, DINOv3ViT",
@@ -140,7 +164,7 @@ static mha_status read_file(const mhai_config *config, mhai_processor *p)
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_refuse(config, refused));
-    MHA_TRY(check_type(config));
+    MHA_TRY(read_type(config, p));
     MHA_TRY(read_sizes(config, p));
     MHA_TRY(read_filter(config, p));
     return read_numbers(config, p);

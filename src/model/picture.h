@@ -15,7 +15,8 @@ typedef struct mhai_processor {
     int64_t shortest;                /* instead: of its shorter edge; 0: none */
     int64_t crop_height, crop_width; /* of the middle; 0: not cropped */
     mhai_filter filter;
-    bool edges;  /* the defaults: the shorter edge becomes 224, and the middle is cut out (CLIP) */
+    bool edges;  /* a single size is that of the shorter edge (CLIP) */
+    bool crops;  /* the middle is cut out unless the file says otherwise */
     bool floats; /* resize numbers, not bytes (DINOv3) */
     double factor, mean[3], std[3];
 } mhai_processor;

@@ -49,7 +49,7 @@ static mha_status read_grid(const mhai_config *config, const mhai_vision *v, mha
     memcpy(p->processor.mean, v->mean ? v->mean : half, sizeof half);
     memcpy(p->processor.std, v->std ? v->std : half, sizeof half);
     p->processor.filter = v->filter;
-    p->processor.edges = v->edges;
+    p->processor.edges = p->processor.crops = v->edges;
     return MHA_OK;
 }
 
