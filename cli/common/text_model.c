@@ -33,11 +33,11 @@ static mha_status describe(text_model *model)
     model->pairs = encoder || (model->pieces && info.type_vocab_size > 1);
     if (!encoder) return MHA_OK;
     model->encoder = mha_model_transformer(encoder);
-    if (mha_model_vocabulary(encoder) && model->vocabulary) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_UNSUPPORTED,
-        "%s: an encoder-decoder must have a word-level vocabulary, as 'multihead train' writes it",
-        model->folder);
+    if (model->pieces || (mha_model_vocabulary(encoder) && model->vocabulary)) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "%s: encoder and decoder must both have a word-level vocabulary, as 'multihead "
+                    "train' writes it",
+                    model->folder);
 }
 
 ARENA_RELEASE(destroy_model, mha_model_destroy)

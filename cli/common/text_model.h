@@ -3,7 +3,8 @@
  *   folders and GGUF files           WordPiece, [CLS] text [SEP]; or byte-pair encoding
  *   folders of 'multihead train'     whole words between white space, after the token that begins
  *                                    a text; kinds llama, bert and multihead
- *   an encoder-decoder               a folder that contains the folders encoder and decoder
+ *   an encoder-decoder               a folder that contains the folders encoder and decoder, or BART, T5
+ *                                    and Marian; FOLDER/encoder is the encoder alone
  *
  * Call text_model_open(), text_model_encode(), text_model_run().
  */

@@ -68,9 +68,11 @@ const args_page generate_page = {
     .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
                 "multihead generate smollm2.gguf --chat \"What is attention?\" --stats\n"
+                "multihead generate t5-small \"translate English to German: Hello.\"\n"
                 "multihead generate llama-folder \"Once upon a time\" --stop \".\" --min-p 0.1",
     .notes = "MODEL is a Hugging Face folder, a GGUF file or a folder from 'multihead train'.\n"
-             "Without TEXT, generation starts from the beginning-of-text token. It stops\n"
+             "Without TEXT, generation starts from the beginning-of-text token. An\n"
+             "encoder-decoder (BART, T5, Marian) reads TEXT and writes another text. It stops\n"
              "before a --stop text, when the model runs out of positions, or at an end token:\n"
              "one named in config.json, generation_config.json, the tokenizer or a GGUF file\n"
              "(eos, eot, eom, as in llama.cpp); --stats lists them. The text is written to\n"
@@ -104,6 +106,8 @@ typedef struct run {
     bool quiet;
     int32_t *ids; /* [room] the prompt */
     int64_t count, room;
+    int32_t *source; /* [source_count] the text of an encoder; NULL: the model has none */
+    int64_t source_count;
     bool begun; /* the current line is not empty */
 } run;
 
@@ -147,15 +151,15 @@ static cli_exit read_ids(run *r, const char *text)
     return CLI_OK;
 }
 
-static cli_exit read_text(run *r, const char *text)
+/* Read a text, or ids, into r->ids. */
+static cli_exit read_tokens(run *r, const mha_model *model, uint32_t flags, const char *text)
 {
-    const text_request request = {
-        .folder = r->folder,
-        .where = "",
-        .model = r->model,
-        .how = {.flags = MHA_TOKENS_PLAIN | MHA_TOKENS_PROMPT, .max_tokens = -1},
-        .text = text,
-        .bytes = strlen(text)};
+    const text_request request = {.folder = r->folder,
+                                  .where = "",
+                                  .model = model,
+                                  .how = {.flags = MHA_TOKENS_PLAIN | flags, .max_tokens = -1},
+                                  .text = text,
+                                  .bytes = strlen(text)};
     mha_tokens *tokens;
     if (!r->tokenizer && !r->vocabulary) {
         CLI_TRY(read_ids(r, text));
@@ -169,7 +173,37 @@ static cli_exit read_text(run *r, const char *text)
         for (int64_t i = 0; i < tokens->count; i++) r->ids[r->count++] = tokens->ids[i];
         arena_drop(tokens);
     }
+    return CLI_OK;
+}
+
+/* TEXT is that of the encoder; the decoder begins with its start tokens. */
+static cli_exit read_source(run *r, const mha_model *encoder, const char *text)
+{
+    CLI_TRY(read_tokens(r, encoder, 0, text));
+    if (strspn(text, " \t\r\n") == strlen(text))
+        return cli_fail(CLI_USAGE, "%s is an encoder-decoder; give TEXT, which its encoder reads",
+                        r->folder);
+    r->source = r->ids;
+    r->source_count = r->count;
+    r->count = 0;
+    CLI_TRY(ARENA_ALLOC(r->room, &r->ids));
+    if (r->tokenizer || r->vocabulary) return read_tokens(r, r->model, MHA_TOKENS_PROMPT, "");
+    const int32_t *starts;
+    const int64_t count = mha_model_start_tokens(r->model, &starts);
+    for (int64_t i = 0; i < count; i++) r->ids[r->count++] = starts[i];
+    return CLI_OK;
+}
+
+static cli_exit read_text(run *r, const char *text)
+{
+    const mha_model *encoder = mha_model_encoder(r->model);
+    CLI_TRY(encoder ? read_source(r, encoder, text)
+                    : read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
     if (r->count > 0) return CLI_OK;
+    if (encoder)
+        return cli_fail(CLI_BAD_INPUT,
+                        "%s names no decoder_start_token_id, with which the decoder begins",
+                        r->folder);
     return cli_fail(CLI_USAGE,
                     "this model has no beginning-of-text token to start from; give TEXT");
 }
@@ -185,6 +219,8 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
         return cli_fail(CLI_USAGE,
                         "--stop: %s generates whole words or characters; use --max-tokens", folder);
     if (!options->chat) return CLI_OK;
+    if (mha_model_encoder(r->model))
+        return cli_fail(CLI_UNSUPPORTED, "--chat: %s is an encoder-decoder, no chat model", folder);
     if (!r->tokenizer)
         return cli_fail(CLI_UNSUPPORTED, "--chat: %s has no tokenizer of a chat model", folder);
     CLI_TRY(generate_chat(r->tokenizer, folder, *text, &chat, &r->turn_end));
@@ -208,6 +244,7 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
     how.flags = MHA_MODEL_NO_TOKENIZER;
     bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
     if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
+    if (fine && mha_model_encoder(r->model)) r->desc.flags &= ~(uint32_t)MHA_TRANSFORMER_CROSS;
     mha_model_destroy(r->model);
     fine = fine && mha_transformer_predicts(&r->desc);
     return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, "%s%s", detail,
@@ -221,12 +258,12 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     CLI_TRY(load_model(r, options, folder));
     r->vocabulary = mha_model_vocabulary(r->model);
     mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
+    if (mha_model_encoder(r->model)) r->desc.flags &= ~(uint32_t)MHA_TRANSFORMER_CROSS;
     if (!mha_transformer_predicts(&r->desc))
-        return cli_fail(
-            CLI_UNSUPPORTED,
-            "%s: the model does not predict the next token (an encoder, the decoder of an "
-            "encoder-decoder, or saved without its output layer); give a causal one",
-            folder);
+        return cli_fail(CLI_UNSUPPORTED,
+                        "%s: the model does not predict the next token (an encoder, or saved "
+                        "without its output layer); give a causal one",
+                        folder);
     if (options->ids) return CLI_OK;
     r->tokenizer = mha_model_tokenizer(r->model);
     return CLI_OK;
@@ -253,7 +290,9 @@ static cli_exit begin(run *r, const generate_options *options)
                                       .stops = options->stops.items,
                                       .stop_count = options->stops.count,
                                       .sampling = &r->how,
-                                      .cache = &cache};
+                                      .cache = &cache,
+                                      .source = r->source,
+                                      .source_count = r->source_count};
     CLI_TRY(cli_check(mha_generation_create(r->context, r->model, &desc, &r->generation)));
     return arena_keep(r->generation, destroy_generation);
 }
@@ -268,6 +307,7 @@ static cli_exit end_line(const run *r)
 /* Echo the prompt as given, without its chat template. */
 static cli_exit show_prompt(run *r, const char *text)
 {
+    if (r->source) return CLI_OK;
     if (text) generate_print(text, strlen(text));
     for (int64_t i = 0; !r->tokenizer && i < r->count; i++) show_word(r, r->ids[i]);
     if (text) r->begun = true;

@@ -51,6 +51,11 @@ static const args_option option_table[] = {
          "stream; files contain these vectors for each token",
          .excludes = "--attention --contrast --from --layer --head --hide",
          .why = "it shows all heads of its layer at all tokens of a text"),
+    ROW_HEADING("Encoder-decoders, which take a source and a target"),
+    FLAG(0, "self", self, 1,
+         "show the decoder's self-attention, not its attention\n"
+         "to the source; MODEL/encoder shows the encoder's",
+         .excludes = "--attention --contrast --from --desk"),
     ROW_HEADING("Experts"),
     FLAG(0, "experts", experts, 1,
          "print the experts that each token uses, and their\n"

@@ -39,6 +39,7 @@ typedef struct view_options {
     screen_options screen;
     int renormalise, truncate, quiet;
     int neurons;                 /* a report includes queries and keys */
+    int self;                    /* an encoder-decoder: maps of the decoder's self-attention */
     int experts;                 /* print the experts of each token instead of maps */
     int64_t threads, max_tokens; /* 0: not given */
     int sort;                    /* mha_answer_measure */

@@ -1,4 +1,4 @@
-/* Maps of a model: load the folder, tokenise, run the encoder, keep the requested layers. */
+/* Maps of a model: load the folder, tokenise, run the model, keep the requested layers. */
 #include "common/arena.h"
 #include "common/launched.h"
 #include "common/progress.h"
@@ -200,7 +200,8 @@ static cli_exit run_text(const view_options *options, const text_model *model,
     CLI_TRY(arena_keep(study, destroy_study));
     const mha_maps_desc desc = {
         .struct_size = sizeof desc,
-        .flags = (twins ? MHA_MAPS_TWINS : 0) | (options->neurons ? MHA_MAPS_NEURONS : 0),
+        .flags = (twins ? MHA_MAPS_TWINS : 0) | (options->neurons ? MHA_MAPS_NEURONS : 0) |
+                 (options->self ? MHA_MAPS_SELF : 0),
         .tokens = rows,
         .source = model->encoder ? cols : NULL,
         .on = picks->on,
@@ -230,6 +231,8 @@ cli_exit view_model_maps(const view_options *options, text_model *model, mha_map
     else
         CLI_TRY(text_model_pick(model, &options->layers, &options->heads, &picks));
     CLI_TRY(tokenise(options, model, maps, &rows, &cols));
+    if (options->self && !model->encoder)
+        return cli_fail(CLI_USAGE, "--self: %s is no encoder-decoder; omit it", options->model);
     if (options->neurons && model->encoder)
         return cli_fail(CLI_UNSUPPORTED,
                         "--neurons shows self-attention; give the encoder alone: %s/encoder",

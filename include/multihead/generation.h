@@ -9,6 +9,9 @@
  *   the end of the positions. The last token needs no position: after P prompt tokens a model with
  *   max_length N generates N - P + 1 tokens.
  *
+ * An encoder-decoder first encodes its source, once; the prompt begins the decoder's text.
+ * mha_model_suppressed_tokens() are never chosen.
+ *
  * The tokens depend on the model, the prompt, the sampling and the cache; not on threads or ranks.
  *
  * Example, given mha_context *context, mha_model *model, const int32_t *prompt, int64_t count:
@@ -42,7 +45,7 @@ typedef struct mha_generation mha_generation;
 typedef struct mha_generation_desc {
     uint32_t struct_size;
     uint32_t reserved;     /* 0 */
-    const int32_t *prompt; /* [prompt_count], at least one token */
+    const int32_t *prompt; /* [prompt_count], at least one token unless there is a source */
     int64_t prompt_count;  /* at most max_length, unless the cache is MHA_DECODER_STREAMING */
     int64_t max_tokens;    /* maximum number of new tokens; 0: only process the prompt */
     const int32_t *ends;   /* [end_count] end tokens in addition to those of the model */
@@ -52,6 +55,10 @@ typedef struct mha_generation_desc {
     const mha_sampling *sampling;  /* NULL: the most likely token */
     const mha_decoder_desc *cache; /* batch, capacity and max_step must be 0: the library
                                       chooses them. NULL: f32 */
+    /* [source_count] the text of the encoder: required for an encoder-decoder, whose prompt may then be
+     * empty if it has mha_model_start_tokens(); else NULL */
+    const int32_t *source;
+    int64_t source_count;
 } mha_generation_desc;
 
 typedef enum mha_generation_state {
@@ -82,9 +89,9 @@ typedef struct mha_generation_step {
  * Memory   the caller owns *generation, which borrows the model. It holds a decoder for prompt_count +
  *          max_tokens tokens (mha_decoder_create()), logits [V] and a text. The arrays of desc are
  *          copied.
- * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (not mha_transformer_predicts()); MHA_ERR_ARGUMENT (no
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (no logits, or not causal); MHA_ERR_ARGUMENT (no
  *          prompt, a negative number, stops without a tokenizer, batch, capacity or max_step of the
- *          cache); MHA_ERR_SIZE (the prompt exceeds the model's positions); as mha_sample_token(),
+ *          cache; a source without an encoder, or none with one); MHA_ERR_SIZE (the prompt exceeds the model's positions); as mha_sample_token(),
  *          mha_decoder_create() and mha_decoder_step().
  * Threads  one call per context.   Since  0.1
  */

@@ -101,7 +101,9 @@ enum {
     /* Also make norm-based maps (attribution.h), unless all maps together exceed 1.5 million
      * cells */
     MHA_MAPS_TWINS = 1 << 0,
-    MHA_MAPS_NEURONS = 1 << 1 /* also make queries and keys, if cell is 0 or 1 and source is NULL */
+    /* Also make queries and keys, if cell is 0 or 1 and source is NULL */
+    MHA_MAPS_NEURONS = 1 << 1,
+    MHA_MAPS_SELF = 1 << 2 /* with source: make maps of the decoder's self-attention */
 };
 
 typedef struct mha_maps_desc {
@@ -146,7 +148,7 @@ MHA_API MHA_NODISCARD mha_status mha_maps_add_rows(mha_context *context, const m
 
 /**
  * Run a text through a model and make its maps of self-attention, or of cross-attention for an
- * encoder-decoder.
+ * encoder-decoder (without MHA_MAPS_SELF).
  *
  * Memory   as mha_maps_make(); scratch from the context.
  * Errors   as mha_maps_make(); those of mha_transformer_forward() and mha_study_measure(). After an error

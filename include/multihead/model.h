@@ -75,7 +75,8 @@ typedef struct mha_model_options {
  * decodes. If all weights are f32, they are packed once. If some have another type, matrices stay
  * in their stored type and are converted in each product (mha_transformer_create_from()),
  * with results bit-identical to converting them first. The prefix "bert." of weight names is
- * optional; weights that the encoder does not need (pooler, classifier) are ignored. options may be
+ * optional; weights that the encoder does not need (pooler, classifier) are ignored. FOLDER/encoder
+ * is the encoder alone of an encoder-decoder. options may be
  * NULL. With a transport all ranks return the same status, that of the lowest rank that failed; the
  * detail of MHA_ERR_ARGUMENT names the rank whose configuration, weights or tokenizer differ from
  * those of rank 0.
@@ -154,13 +155,30 @@ MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
  */
 MHA_API int64_t mha_model_end_tokens(const mha_model *model, const int32_t **ids);
 
+/**
+ * The tokens with which the text of a decoder begins, in a folder with an encoder (BART, T5, Marian):
+ * decoder_start_token_id and then forced_bos_token_id, from generation_config.json or config.json.
+ * Returns their number, 0 to 2.
+ *
+ *   *ids   [the number returned]; ids may be NULL
+ *
+ * Memory   lives as long as the model.   Errors  none.   Threads  any.   Since  0.1
+ */
+MHA_API int64_t mha_model_start_tokens(const mha_model *model, const int32_t **ids);
+
+/** The tokens that a generated text of such a decoder never contains: suppress_tokens and the single
+ * tokens of bad_words_ids. Returns and Memory as mha_model_start_tokens(). Errors none. Threads any.
+ * Since 0.1 */
+MHA_API int64_t mha_model_suppressed_tokens(const mha_model *model, const int32_t **ids);
+
 /** The model's transformer. Changing it (MHA_MODEL_ARRAY) changes the model. Memory lives as long
  * as the model. Errors none. Threads any. Since 0.1 */
 MHA_API mha_transformer *mha_model_transformer(mha_model *model);
 
-/** The encoder of an encoder-decoder (a folder that contains the folders encoder and decoder),
- * whose decoder is the model itself; NULL for other models. Memory lives as long as the model.
- * Errors none. Threads any. Since 0.1 */
+/** The encoder of an encoder-decoder (a folder that contains the folders encoder and decoder, or BART,
+ * T5 and Marian), whose decoder is the model itself; NULL for other models. It has no tokens of its
+ * own: mha_model_tokenizer() of both is the same. Memory lives as long as the model. Errors none.
+ * Threads any. Since 0.1 */
 MHA_API mha_model *mha_model_encoder(mha_model *model);
 
 /* Digests of the bytes of a model's files. For a GGUF file, the configuration is its header, which

@@ -40,7 +40,8 @@ typedef enum mha_activation {
     /* x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2 (Hendrycks, Gimpel 2016, section 2) */
     MHA_ACTIVATION_GELU_TANH = 3,
     MHA_ACTIVATION_RELU2 = 4,     /* max(x, 0)^2 (So et al. 2021) */
-    MHA_ACTIVATION_QUICK_GELU = 5 /* x sigmoid(1.702 x) (Hendrycks, Gimpel 2016, section 2) */
+    MHA_ACTIVATION_SILU = 5,      /* x / (1 + exp(-x)), also called swish */
+    MHA_ACTIVATION_QUICK_GELU = 6 /* x sigmoid(1.702 x) (Hendrycks, Gimpel 2016, section 2) */
 } mha_activation;
 
 /**

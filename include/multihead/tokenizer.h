@@ -8,6 +8,7 @@
  *                   the vocabulary
  *   byte-level BPE  split by a pattern, then merge bytes in the learned order
  *   SentencePiece-style BPE  write spaces as U+2581, then merge characters likewise
+ *   unigram         write spaces as U+2581, then choose the pieces with the largest sum of scores
  *
  *     "Unaffable!"  ->  [CLS] una ##ffa ##ble ! [SEP]
  *
@@ -77,9 +78,10 @@ MHA_API void mha_tokenizer_destroy(mha_tokenizer *tokenizer);
 
 /* How a tokenizer splits a text. */
 typedef enum mha_tokenizer_kind {
-    MHA_TOKENIZER_WORDPIECE = 0,        /* the longest pieces of words: "un", "##aff", "##able" */
-    MHA_TOKENIZER_BYTE_BPE = 1,         /* merges of bytes, written as letters: "\u0120the" */
-    MHA_TOKENIZER_SENTENCEPIECE_BPE = 2 /* merges of characters: "\u2581the", "<0x0A>" */
+    MHA_TOKENIZER_WORDPIECE = 0,         /* the longest pieces of words: "un", "##aff", "##able" */
+    MHA_TOKENIZER_BYTE_BPE = 1,          /* merges of bytes, written as letters: "\u0120the" */
+    MHA_TOKENIZER_SENTENCEPIECE_BPE = 2, /* merges of characters: "\u2581the", "<0x0A>" */
+    MHA_TOKENIZER_UNIGRAM = 3            /* the pieces with the largest sum of scores */
 } mha_tokenizer_kind;
 
 /* The description of a tokenizer. An id is -1 if the vocabulary has no such token or no file names

@@ -5,7 +5,7 @@
  *   each layer:   x = x + attention(norm(x))                        pre-norm
  *                (x = x + attention(norm(x), memory))               with cross-attention
  *                 x = x + feed_forward(norm(x))
- *   logits = norm(x) W_out^T                                        [B,T,V]
+ *   logits = norm(x) W_out^T (+ b)                                  [B,T,V]
  *
  * Post-norm blocks compute x = norm(x + f(x)) instead and have no norm at the end (Vaswani et al.
  * 2017). Blocks with branch norms compute x = x + norm'(f(norm(x))) (Gemma 2), or
@@ -15,7 +15,7 @@
  * W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x).
  * With ff_dim 0 or MHA_LAYER_NO_FEED_FORWARD a layer has no feed-forward part; it may also have
  * routed experts (mha_experts_desc). With a residual scale r, x = x + r f(norm(x)); with a logit scale l,
- * logits = l norm(x) W_out^T (Granite). With a logit softcap c, logits become c tanh(logits / c).
+ * logits = l (norm(x) W_out^T + b) (Granite). With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so an optimizer is a single loop; a table lists their
  * names and shapes. Alternatively the parameters stay in a source, such as a file, and are read
@@ -83,11 +83,12 @@ typedef enum mha_feed_forward {
     /* gated, (clip(W_up x, -7, 7) + 1) g sigmoid(1.702 g) with g = min(W_gate x, 7) (gpt-oss). Forward
      * calls and decoders only */
     MHA_FEED_FORWARD_SWIGLU_CLAMPED = 7,
-    MHA_FEED_FORWARD_QUICK_GELU = 8 /* MHA_ACTIVATION_QUICK_GELU (CLIP) */
+    MHA_FEED_FORWARD_SILU = 8,      /* MHA_ACTIVATION_SILU (Marian) */
+    MHA_FEED_FORWARD_QUICK_GELU = 9 /* MHA_ACTIVATION_QUICK_GELU (CLIP) */
 } mha_feed_forward;
 #define MHA_FEED_FORWARD_NAMES                                                               \
     "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped", \
-        "quick_gelu"
+        "silu", "quick_gelu"
 
 /** Whether a feed-forward layer has W_gate. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_feed_forward_gated(mha_feed_forward kind);
@@ -115,7 +116,8 @@ enum {
     MHA_TRANSFORMER_NO_INPUT_NORM = 1 << 13,
     MHA_TRANSFORMER_NO_NORM_BIAS = 1 << 14, /* with MHA_NORM_LAYER: norms have no bias (Cohere) */
     /* With MHA_TRANSFORMER_PARALLEL: both parts read the same norm of x, self_attn_norm (Cohere) */
-    MHA_TRANSFORMER_ONE_NORM = 1 << 15
+    MHA_TRANSFORMER_ONE_NORM = 1 << 15,
+    MHA_TRANSFORMER_LOGIT_BIAS = 1 << 16 /* the output has a bias, also if tied (Marian) */
 };
 
 /* mha_layer_desc.flags */
@@ -199,7 +201,8 @@ enum {
     MHA_EXPERTS_SCORE_BIAS = 1 << 2,  /* a bias affects the choice, not the weights */
     MHA_EXPERTS_SHARED_GATE = 1 << 3, /* the shared expert's output times sigmoid(W_s x) */
     /* The router and the matrices of experts have biases (gpt-oss); without a shared expert */
-    MHA_EXPERTS_BIAS = 1 << 4
+    MHA_EXPERTS_BIAS = 1 << 4,
+    MHA_EXPERTS_GROUP_PAIRS = 1 << 5 /* with groups: a group's score, see below */
 };
 
 /* A feed-forward layer of routed experts (Shazeer et al. 2017; Fedus et al. 2022). Each expert is
@@ -207,6 +210,9 @@ enum {
  *
  *   s = softmax(W_r x), or sigmoid(W_r x)                         for each expert
  *   chosen: the `used` experts with the largest s + score_bias; the first of equal ones
+ *           With groups of consecutive experts, only experts of the groups_used groups with the
+ *           largest scores (DeepSeek-V2 and V3): the largest s + score_bias of a group or, with
+ *           MHA_EXPERTS_GROUP_PAIRS, the sum of the two largest
  *   w = s                               or s / (sum of the chosen s + sum_epsilon)
  *   y = shared(x) [sigmoid(W_s x)] + scale sum of w expert(x) over the chosen, in order
  *
@@ -220,7 +226,7 @@ typedef struct mha_experts_desc {
     float scale;        /* 0: 1 */
     float sum_epsilon;  /* with MHA_EXPERTS_NORMALISED */
     uint32_t flags;
-    uint32_t reserved; /* 0 */
+    uint16_t groups, groups_used; /* 0: 1, all experts are one group; groups divides count */
 } mha_experts_desc;
 enum { MHA_EXPERTS_MOST = 1 << 16 };
 
@@ -248,19 +254,31 @@ typedef struct mha_layer_desc {
     int64_t rope_original_length; /* context length in training; required except with LINEAR */
     /* For a gated delta net or state space; a short convolution uses only mixer and conv_kernel.
      * All other fields except experts, and all flags except MHA_LAYER_NO_FEED_FORWARD, are then 0.
-     * The sizes are required */
+     * The sizes are required. Latent attention has a value_dim */
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
     mha_experts_desc experts;    /* in place of a feed-forward layer of ff_dim */
     float step_least, step_most; /* of a state space; step_most 0: infinite */
     /* Of a gated delta net: a factor of its strengths, 0: 1, at most 2; and the epsilon of the norm
-     * of its heads, 0: norm_epsilon */
+     * of its heads, or of the norms of latents, 0: norm_epsilon */
     float strength_scale, head_norm_epsilon;
+    /* Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) if latent_dim r is not 0. All heads
+     * expand one latent vector c of each token to their keys and values. With x = norm(stream), and
+     * the number s = shared_dim of leading elements of a key that all heads share:
+     *
+     *   q_h = W_q,h x, or W_qb,h rms_norm(W_qa x)           [D]; W_qa x: [query_latent_dim]
+     *   c, p = W_kva x                                      [r], [s]
+     *   k_h = (p, W_kb,h rms_norm(c))                       [D]
+     *   v_h = W_vb,h rms_norm(c)                            [value_dim]
+     *
+     * rotary_dim is at most s, which is its default. Each head has its own key and value: kv_heads is
+     * num_heads. Without norms of queries and keys and output gates */
+    int64_t latent_dim, query_latent_dim, shared_dim;
 } mha_layer_desc;
 
-/** How a layer differs from attention without output gates, as a phrase for messages: "is a gated
- * delta net". NULL if it does not differ. Memory static. Errors none. Threads any. Since 0.1 */
+/** How a layer differs from attention without output gates and latents, as a phrase for messages: "is
+ * a gated delta net". NULL if it does not differ. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_difference(const mha_layer_desc *layer);
 
 /** Why a layer has no gradients, as a phrase for messages: "has routed experts". NULL if it has
@@ -310,6 +328,7 @@ typedef struct mha_transformer_desc {
     /* [2,R/2] with MHA_ROPE_SCALING_LONG: the divisors for short and for long sequences. Layers with
      * this scaling have the same rotary_dim R and rope_original_length. Copied, like layers */
     const float *rope_factors;
+    float cross_scale; /* of the scores of cross-attention; 0: 1 / sqrt(D) */
     /* The width of the features that tokens bring, such as the pixels of a patch (ViT): W_features
      * times a token's row of mha_transformer_input.features is added to its embedding, and the sum
      * is rounded once. 0: none */
@@ -535,6 +554,9 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.self_attn.sinks [H]              alibi_slopes [H]
  *   layers.N.self_attn.relative_attention_bias.weight [t5_buckets,H]
  *   layers.N.self_attn.g_proj.weight .bias    with MHA_LAYER_OUTPUT_GATE
+ *   layers.N.self_attn.q_proj.weight .bias    or q_a_proj, q_b_proj.weight, q_a_norm.weight; then
+ *                                             kv_a_proj.weight .bias, kv_a_norm.weight, k_b_proj.weight,
+ *                                             v_b_proj.weight, o_proj, in latent attention
  *   layers.N.delta_net.q_proj.weight          k_proj v_proj g_proj b_proj a_proj o_proj, in place of
  *   layers.N.delta_net.conv.weight [C,K]      self_attn in a gated delta net; C: q, k and v
  *   layers.N.delta_net.A_log [H] dt_bias [H]  o_norm.weight [value_dim]
@@ -551,7 +573,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *                                             in place of the line above in a layer of experts
  *   layers.N.mlp.experts.K.gate_proj.bias     up_proj, down_proj likewise, and router.bias [count],
  *                                             with MHA_EXPERTS_BIAS, after the matrices of all
- *   norm.weight .bias                         lm_head.weight [V,E]
+ *   norm.weight .bias                         lm_head.weight [V,E] .bias [V]
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
  */

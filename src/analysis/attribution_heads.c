@@ -223,7 +223,7 @@ static mha_status run(head_run *f)
     MHA_TRY(allocate(f, f->d->from_count, f->width, &f->whole));
     MHA_TRY(allocate(f, heads, 1, &f->gates));
     MHA_TRY(allocate(f, f->H * f->d->from_count, f->T, &f->rows));
-    MHA_TRY(allocate(f, f->H, d->head_dim, &f->heads));
+    MHA_TRY(allocate(f, mha_transformer_heads_width(d), 1, &f->heads));
     for (int64_t i = 0; i < heads; i++) f->gates[i] = 1;
     MHA_TRY(mha_activations_create(f->context, f->t, f->T, 0, &f->kept));
     return measure(f);
@@ -236,7 +236,7 @@ mha_status mha_transformer_head_attribution(mha_context *context,
                                             mha_head_attribution *found)
 {
     MHA_NEED("mha_transformer_head_attribution", context, transformer, desc, found);
-    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_head_attribution", transformer));
+    MHA_TRY(mhai_transformer_weighs_values("mha_transformer_head_attribution", transformer));
     mha_head_attribution_desc own;
     mha_head_attribution out;
     MHA_TRY(mhai_struct_copy("mha_head_attribution_desc", &own, sizeof own, sizeof own, desc));

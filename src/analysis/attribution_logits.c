@@ -237,7 +237,7 @@ static void clear(const logit_job *job)
 static mha_status run(mha_context *context, logit_job *job, const mha_attribution_target *target)
 {
     const mha_transformer_desc *d = &job->t->desc;
-    const int64_t q = d->num_heads * d->head_dim;
+    const int64_t q = mha_transformer_heads_width(d);
     MHA_TRY(mha_scratch_alloc(context, job->E, sizeof(double), &job->u));
     MHA_TRY(mha_scratch_alloc(context, q > d->ff_dim ? q : d->ff_dim, sizeof(double), &job->p));
     MHA_TRY(aim(job, target));
@@ -252,7 +252,7 @@ mha_status mha_logit_attribution(mha_context *context, const mha_transformer *tr
     mha_attribution_target own;
     MHA_NEED("mha_logit_attribution", context, target, out);
     MHA_TRY(mhai_attribution_check(transformer, activations, MHA_PART_SELF_ATTENTION));
-    MHA_TRY(mhai_transformer_plain_mixers("mha_logit_attribution", transformer));
+    MHA_TRY(mhai_transformer_weighs_values("mha_logit_attribution", transformer));
     MHA_TRY(mhai_struct_copy("mha_attribution_target", &own, sizeof own, sizeof own, target));
     logit_job job = {
         .context = context, .t = transformer, .a = activations, .E = transformer->desc.embed_dim};

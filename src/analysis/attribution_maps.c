@@ -154,7 +154,7 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     MHA_TRY(mhai_attribution_check(transformer, activations, part));
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
     const mha_layer_desc *layers = transformer->desc.layers;
-    const char *difference = layers ? mha_layer_difference(&layers[layer]) : NULL;
+    const char *difference = layers ? mhai_layer_beyond_values(&layers[layer]) : NULL;
     if (difference && part == MHA_PART_SELF_ATTENTION)
         return mha_fail(
             MHA_ERR_UNSUPPORTED,

@@ -5,9 +5,9 @@
  *   din   = Y S^T     dout = U G^T        dpairs = Y U^T
  *   G     = diag(end) G + in^T Y
  *
- * A decay enters `in`, the pairs (through the earlier key) and `end`. The gradient of
- * its logarithm is the sum of x dx over later rows, minus the same sum over keys as the earlier
- * token of a pair, plus the contribution of `end`. */
+ * A decay enters `in`, the pairs (through the earlier key) and `end`. The gradient of its logarithm is the sum of
+ * these terms. For decays per channel it is a difference: x dx of later rows, minus the same sum over keys as the
+ * earlier token of a pair, plus the contribution of `end`. */
 #include "attention/recurrent_backward.h"
 #include "base/checked.h"
 #include "base/convert.h"
@@ -289,35 +289,67 @@ static void decay_gradients(const mhai_back_place *at)
 }
 /* ---- results --------------------------------------------------------------------------------- */
 
-/* Write the gradient of log_decay, from the last token to the first. far holds the contribution of
- * `end`. */
+/* Write a gradient of log_decay. `sums` has one element, or one per channel. */
+static void write_decay(const mhai_back_place *at, int64_t i, const double *sums)
+{
+    const mhai_back_sink *to = &at->x->to[MHAI_BACK_DECAY];
+    const int64_t each = at->x->call.channels ? at->x->call.sizes.D : 1;
+    float *out = mhai_back_row(to, at, i);
+    for (int64_t d = 0; d < each; d++)
+        mhai_back_write(at->x, to, out + d * to->each.stride[3],
+                        at->w->x.decay[i * each + d] == 0 ? 0 : sums[d]);
+}
+
+static double dot(const float *x, const float *y, int64_t n)
+{
+    double sum = 0;
+    for (int64_t d = 0; d < n; d++) sum += (double)x[d] * (double)y[d];
+    return sum;
+}
+
+/* The gradients for decays per head, before din and dout contain the pairs of the block. Token i adds the terms with the
+ * factor a_i: later rows from S, earlier keys to S', S to S', and pairs around i. A difference of sums would keep the
+ * rounding errors of terms without the factor, which are larger by 1 / a_i. */
 static void write_decays(const mhai_back_place *at)
 {
-    const mhai_back *x = at->x;
     const mhai_back_work *w = at->w;
-    const mhai_back_sink *to = &x->to[MHAI_BACK_DECAY];
-    const int64_t D = x->call.sizes.D, deep = mhai_round_up(D, MHAI_PANEL);
-    const int64_t each = x->call.channels ? D : 1;
+    const int64_t D = at->x->call.sizes.D, deep = mhai_round_up(D, MHAI_PANEL);
+    const float *q = w->x.x, *k = q + MHAI_BLOCK * D, *later_k = w->din + MHAI_BLOCK * deep;
+    double later = 0, earlier[MHAI_BLOCK + 1] = {0}, pairs[MHAI_BLOCK] = {0};
+    for (int64_t d = 0; d < D; d++) earlier[0] += w->far[d];
+    for (int64_t i = 0; i < w->x.tokens; i++)
+        earlier[i + 1] = earlier[i] + dot(k + i * D, w->dout + i * deep, D);
+    for (int64_t i = w->x.tokens - 1; i >= 0; i--) {
+        const float *p = w->x.pairs + i * MHAI_BLOCK, *dp = w->dpairs + i * MHAI_BLOCK;
+        const int64_t keys = MHAI_BLOCK * MHAI_BLOCK;
+        later += dot(q + i * D, w->din + i * deep, D) + dot(k + i * D, later_k + i * deep, D);
+        double sum = later + earlier[i];
+        for (int64_t j = 0; j < i; j++) {
+            pairs[j] += (double)p[j] * (double)dp[j] + (double)p[keys + j] * (double)dp[keys + j];
+            sum += pairs[j];
+        }
+        write_decay(at, i, &sum);
+    }
+}
+
+/* The gradients for decays per channel, from the last token to the first. */
+static void write_channel_decays(const mhai_back_place *at)
+{
+    const mhai_back_work *w = at->w;
+    const int64_t D = at->x->call.sizes.D, deep = mhai_round_up(D, MHAI_PANEL);
     memcpy(w->slope, w->far, (size_t)D * sizeof(double));
     for (int64_t i = w->x.tokens - 1; i >= 0; i--) {
         const float *q = w->x.x + i * D, *k = q + MHAI_BLOCK * D, *dq = w->din + i * deep,
                     *later = dq + MHAI_BLOCK * deep, *earlier = w->dout + i * deep;
-        double sum = 0;
-        for (int64_t d = 0; d < D; d++) {
+        for (int64_t d = 0; d < D; d++)
             w->slope[d] += (double)q[d] * (double)dq[d] + (double)k[d] * (double)later[d] -
                            (double)k[d] * (double)earlier[d];
-            sum += w->slope[d];
-        }
-        float *out = mhai_back_row(to, at, i);
-        for (int64_t d = 0; d < each; d++)
-            mhai_back_write(x, to, out + d * to->each.stride[3],
-                            w->x.decay[i * each + d] == 0 ? 0
-                            : each == 1                   ? sum
-                                                          : w->slope[d]);
+        write_decay(at, i, w->slope);
     }
 }
 
-/* Compute sum_c G S' for each channel, before G moves to the block's beginning. */
+/* Compute sum_c G S' for each channel, before G moves to the block's beginning. For decays per channel, S' includes the
+ * block's writes. */
 static void far_decays(const mhai_back_place *at, const float *s)
 {
     const mhai_back_work *w = at->w;
@@ -333,7 +365,7 @@ static void far_decays(const mhai_back_place *at, const float *s)
             w->far[d] +=
                 w->x.end[at->x->call.channels ? d : 0] * (lane[0] + lane[1] + (lane[2] + lane[3]));
         }
-    for (int64_t i = 0; i < w->x.tokens; i++)
+    for (int64_t i = 0; at->x->call.channels && i < w->x.tokens; i++)
         for (int64_t d = 0; d < D; d++)
             w->far[d] += (double)w->x.out[i * D + d] * (double)w->dout[i * deep + d];
 }
@@ -397,13 +429,15 @@ void mhai_back_block(const mhai_back_place *at, const float *s)
     turn_product(at, w->y, MHAI_BACK_PAIR, rows, s, w->din);
     turn_product(at, w->u, MHAI_BLOCK, MHAI_BLOCK, w->g, w->dout);
     pair_gradients(at, rows);
-    if (x->to[MHAI_BACK_DECAY].wanted) far_decays(at, s);
+    const bool decays = x->to[MHAI_BACK_DECAY].wanted;
+    if (decays) far_decays(at, s);
     decay_gradients(at);
+    if (decays && !x->call.channels) write_decays(at);
     if (x->call.channels)
         join_channel_pairs(at);
     else
         join_pairs(at);
-    if (x->to[MHAI_BACK_DECAY].wanted) write_decays(at);
+    if (decays && x->call.channels) write_channel_decays(at);
     write_rows(at);
     decay_state(x, w->x.end, w->g, w->g);
     join_rows(at, w->x.in, rows, w->y, MHAI_BACK_PAIR, w->g);

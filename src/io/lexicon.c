@@ -67,25 +67,42 @@ void mhai_lexicon_branch_make(const mhai_lexicon *lexicon, const char *prefix,
         branch->first[byte] = lower_bound(entries, branch->first[byte - 1], high, at, byte);
 }
 
+mhai_lexicon_walk mhai_lexicon_walk_make(const mhai_lexicon_branch *branch, const char *text,
+                                         size_t size)
+{
+    mhai_lexicon_walk walk = {.branch = branch, .text = text, .size = size, .depth = 1};
+    if (size == 0 || text[0] == '\0') return walk;
+    walk.low = branch->first[(unsigned char)text[0]];
+    walk.high = branch->first[(unsigned char)text[0] + 1];
+    return walk;
+}
+
+int32_t mhai_lexicon_walk_next(mhai_lexicon_walk *walk, size_t *matched)
+{
+    const mhai_lexicon_entry *entries = walk->branch->entries;
+    int32_t id = -1;
+    while (walk->low < walk->high && id < 0) {
+        const int32_t at = walk->branch->prefix + (int32_t)walk->depth;
+        if (entries[walk->low].size == at) { /* the shortest entry is first */
+            id = entries[walk->low++].id;
+            *matched = walk->depth;
+        }
+        if (walk->depth == walk->size) {
+            walk->high = walk->low;
+            break;
+        }
+        const int byte = (unsigned char)walk->text[walk->depth++];
+        walk->low = lower_bound(entries, walk->low, walk->high, at, byte);
+        walk->high = lower_bound(entries, walk->low, walk->high, at, byte + 1);
+    }
+    return id;
+}
+
 int32_t mhai_lexicon_longest(const mhai_lexicon_branch *branch, const char *text, size_t size,
                              size_t *matched)
 {
-    const mhai_lexicon_entry *entries = branch->entries;
-    int32_t id = -1;
-    if (size == 0 || text[0] == '\0') return id;
-    int32_t low = branch->first[(unsigned char)text[0]];
-    int32_t high = branch->first[(unsigned char)text[0] + 1];
-    for (size_t depth = 1; low < high; depth++) {
-        const int32_t at = branch->prefix + (int32_t)depth;
-        if (entries[low].size == at) { /* the shortest entry is first */
-            id = entries[low].id;
-            *matched = depth;
-            low++;
-        }
-        if (depth == size) break;
-        const int byte = (unsigned char)text[depth];
-        low = lower_bound(entries, low, high, at, byte);
-        high = lower_bound(entries, low, high, at, byte + 1);
-    }
-    return id;
+    mhai_lexicon_walk walk = mhai_lexicon_walk_make(branch, text, size);
+    int32_t longest = -1, id;
+    while ((id = mhai_lexicon_walk_next(&walk, matched)) >= 0) longest = id;
+    return longest;
 }

@@ -36,6 +36,21 @@ typedef struct mhai_lexicon_branch {
 void mhai_lexicon_branch_make(const mhai_lexicon *lexicon, const char *prefix,
                               mhai_lexicon_branch *branch);
 
+/* The entries with which a text begins, from the shortest to the longest. */
+typedef struct mhai_lexicon_walk {
+    const mhai_lexicon_branch *branch;
+    const char *text;
+    size_t size, depth;
+    int32_t low, high;
+} mhai_lexicon_walk;
+
+mhai_lexicon_walk mhai_lexicon_walk_make(const mhai_lexicon_branch *branch, const char *text,
+                                         size_t size);
+
+/* The id of the next entry that consists of the prefix and the first *matched bytes of text; -1:
+ * none. */
+int32_t mhai_lexicon_walk_next(mhai_lexicon_walk *walk, size_t *matched);
+
 /* The id of the longest entry that consists of the prefix and one or more bytes from the beginning
  * of text; -1: none. *matched is the number of these bytes. */
 int32_t mhai_lexicon_longest(const mhai_lexicon_branch *branch, const char *text, size_t size,

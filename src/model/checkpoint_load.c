@@ -24,7 +24,8 @@ typedef struct loading {
     const char *config; /* path of config.json, for messages */
     mha_gguf *gguf;     /* NULL: a folder */
     const mha_model_options *how;
-    bool array; /* copy parameters into an array; false: read them from the file */
+    bool encoder; /* load the encoder of a folder with two towers */
+    bool array;   /* copy parameters into an array; false: read them from the file */
     const mhai_family *family, *listed; /* in family.c */
     mhai_family renamed;
     mhai_family_plan plan;
@@ -33,6 +34,7 @@ typedef struct loading {
     int64_t types;       /* from config.json */
     mha_transformer *made;
     mhai_ends ends;
+    mhai_begins begins;
     mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 
@@ -61,13 +63,14 @@ static int64_t count_rotations(const mha_transformer_desc *d)
 }
 
 /* The number of positions appears in no weight, so the tables of angles need a separate bound. */
-static mha_status check_positions(const mhai_config *config, const mha_transformer_desc *d)
+static mha_status check_positions(const mhai_config *config, const mhai_family_plan *plan)
 {
-    if (d->positions != MHA_ENCODING_ROTARY && d->positions != MHA_ENCODING_SINUSOIDAL)
-        return MHA_OK;
-    const int64_t width = d->positions == MHA_ENCODING_SINUSOIDAL ? d->embed_dim
-                          : d->head_dim                           ? d->head_dim
-                                                                  : d->embed_dim / d->num_heads;
+    const mha_transformer_desc *d = &plan->desc;
+    const bool sines = plan->sinusoids || d->positions == MHA_ENCODING_SINUSOIDAL;
+    if (d->positions != MHA_ENCODING_ROTARY && !sines) return MHA_OK;
+    const int64_t width = sines         ? d->embed_dim
+                          : d->head_dim ? d->head_dim
+                                        : d->embed_dim / d->num_heads;
     const int64_t tables = count_rotations(d);
     if (d->max_length * width <= MOST_ANGLES / tables) return MHA_OK; /* 2^20 each: no overflow */
     return mhai_path_fail(MHA_ERR_SIZE, config->path,
@@ -80,11 +83,18 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
                                      mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"is_encoder_decoder", "per_layer_config", NULL};
+    static const char *const refused[] = {"per_layer_config", "is_encoder_decoder", NULL};
+    bool towers = true;
     plan->desc.struct_size = sizeof plan->desc;
-    MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(family->towers ? mhai_config_unset(config, refused[0])
+                           : mhai_config_refuse(config, refused));
+    if (family->towers) MHA_TRY(mhai_config_bool(config, refused[1], true, &towers));
+    if (!towers)
+        return mhai_config_fail(
+            MHA_ERR_UNSUPPORTED, config, refused[1],
+            "is false; only models with both encoder and decoder are supported");
     MHA_TRY(mhai_family_read(family, config, plan));
-    return check_positions(config, &plan->desc);
+    return check_positions(config, plan);
 }
 
 void mhai_checkpoint_free_plan(mhai_family_plan *plan)
@@ -110,6 +120,15 @@ static double experts_described(const mha_transformer_desc *d)
     return all;
 }
 
+/* The number of parameters of latent attention. */
+static double latent_described(const mha_layer_desc *l, double E, double D, double heads)
+{
+    const double r = (double)l->latent_dim, rq = (double)l->query_latent_dim,
+                 s = (double)l->shared_dim, Dv = (double)l->value_dim;
+    return (rq > 0 ? rq * (E + heads * D) : E * heads * D) + E * (r + s) +
+           heads * (r * (D - s + Dv) + E * Dv);
+}
+
 /* A lower bound for the number of parameters, which ignores norms and biases. The bounds of the
  * sizes prevent overflow of a double. */
 static double numbers_described(const mha_transformer_desc *d)
@@ -122,7 +141,8 @@ static double numbers_described(const mha_transformer_desc *d)
         const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
         const double heads = (double)mha_transformer_heads(d, i);
         const double groups = d->layer_heads ? (double)d->layer_kv_heads[i] : kv;
-        layers += !l || !l->mixer ? 2 * E * D * (heads + groups)
+        layers += l && l->latent_dim > 0 ? latent_described(l, E, D, heads)
+                  : !l || !l->mixer      ? 2 * E * D * (heads + groups)
                   : l->mixer == MHA_MIXER_SHORT_CONVOLUTION
                       ? 4 * E * E
                       : E * (2 * groups * (double)l->key_dim + 3 * heads * (double)l->value_dim);
@@ -154,6 +174,8 @@ static mha_status check_numbers(const loading *l)
     const mhai_picture *picture = &l->plan.picture;
     double described = numbers_described(&l->plan.desc);
     const mhai_weights *weights = &l->stored->weights;
+    if (l->plan.sinusoids)
+        described -= (double)l->plan.desc.max_length * (double)l->plan.desc.embed_dim;
     mha_tensor tensor;
     double held = 0;
     if (picture->patch > 0) /* their tables are made from smaller or larger ones */
@@ -178,6 +200,20 @@ static mha_status check_numbers(const loading *l)
                           described, remedy(l));
 }
 
+/* The row of the family's names whose weight is in the file, NULL for our own name, or the first
+ * row. */
+static const mhai_weight_name *row_of(const loading *l, const char *ours,
+                                      char name[MHAI_WEIGHT_NAME])
+{
+    const mhai_weights *weights = &l->stored->weights;
+    const mhai_weight_name *row = mhai_family_name(l->family, ours, name), *next = row;
+    while (next && mhai_weights_find(weights, name) < 0)
+        next = mhai_family_next_name(l->family, ours, next, name);
+    if (next || mhai_weights_find(weights, name) >= 0) return next;
+    if (row) mhai_family_name(l->family, ours, name); /* used in messages */
+    return row;
+}
+
 /* Check the embeddings first. They give the clearest error if config.json
  * belongs to another model. */
 static mha_status check_embeddings(loading *l)
@@ -199,6 +235,7 @@ static mha_status check_embeddings(loading *l)
         if (!prefixes[i].inner) continue;
         l->stored->weights.prefix = prefixes[i].inner;
         l->stored->weights.outer = prefixes[i].outer;
+        row_of(l, "embed_tokens.weight", name);
         const int64_t at = mhai_weights_find(&l->stored->weights, name);
         if (at >= 0 && strcmp(mhai_weights_name(&l->stored->weights, at), name) != 0) break;
     }
@@ -223,9 +260,11 @@ static mha_status check_output(loading *l)
     mha_transformer_desc *d = &l->plan.desc;
     const bool tied = d->flags & MHA_TRANSFORMER_TIED;
     char name[MHAI_WEIGHT_NAME], table[MHAI_WEIGHT_NAME];
-    if (!(l->family->shape & MHA_MODEL_SHAPE_CAUSAL) || !l->family->prefix[0]) return MHA_OK;
+    if (!(l->family->shape & MHA_MODEL_SHAPE_CAUSAL) ||
+        (!l->family->prefix[0] && !l->family->towers))
+        return MHA_OK;
     mhai_family_name(l->family, "lm_head.weight", name);
-    mhai_family_name(l->family, "embed_tokens.weight", table);
+    row_of(l, "embed_tokens.weight", table);
     const int64_t at = mhai_weights_find(weights, name);
     if (at < 0 && !tied) {
         d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
@@ -234,6 +273,10 @@ static mha_status check_output(loading *l)
     if (at < 0 || !tied) return MHA_OK;
     use(l, name);
     if (mhai_weights_equal(weights, at, mhai_weights_find(weights, table))) return MHA_OK;
+    if (l->family->may_tie) {
+        d->flags &= ~(uint32_t)MHA_TRANSFORMER_TIED;
+        return MHA_OK;
+    }
     return mhai_path_fail(
         MHA_ERR_MODEL, l->config,
         "'tie_word_embeddings' is true, but the file has a weight '%s' that differs "
@@ -249,11 +292,7 @@ static const mhai_weight_name *name_of(const loading *l, const mha_parameter *p,
                                        char name[MHAI_WEIGHT_NAME])
 {
     const mhai_weights *weights = &l->stored->weights;
-    const mhai_weight_name *row = mhai_family_name(l->family, p->name, name), *next = row;
-    while (next && mhai_weights_find(weights, name) < 0)
-        next = mhai_family_next_name(l->family, p->name, next, name);
-    if (next != row && mhai_weights_find(weights, name) >= 0) return next;
-    if (next != row) mhai_family_name(l->family, p->name, name); /* used in the message */
+    const mhai_weight_name *row = row_of(l, p->name, name);
     if (p->kind != MHA_PARAMETER_NORM || !l->family->old_norms ||
         mhai_weights_find(weights, name) >= 0)
         return row;
@@ -280,6 +319,11 @@ static mha_status find_weights(loading *l)
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(l->made, i, &p));
         const mhai_weight_name *row = name_of(l, &p, name);
+        if (l->plan.sinusoids && strcmp(p.name, "embed_positions.weight") == 0 &&
+            mhai_weights_find(&l->stored->weights, name) < 0) {
+            MHA_TRY(mhai_stored_sinusoids(l->context, &p, l->stored, &l->stored->parameters[i]));
+            continue;
+        }
         MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,
                                  &l->stored->parameters[i]));
         for (int part = 0; mhai_stored_part(row, part, name); part++) use(l, name);
@@ -300,25 +344,48 @@ static mha_status read_weights(loading *l)
     return MHA_OK;
 }
 
+/* Whether a checked tensor of `count` numbers has only zeros. */
+static bool is_zero(const loading *l, int64_t index, int64_t count)
+{
+    const mhai_elements numbers = mhai_weights_elements(&l->stored->weights, index);
+    bool zero = true;
+    for (int64_t i = 0; i < count && zero; i++) {
+        float x;
+        mhai_elements_read(numbers, i, 1, &x);
+        zero = x >= 0 && x <= 0;
+    }
+    return zero;
+}
+
+/* Drop a bias of the output, of a family with a name for it, that is absent or 0. */
+static mha_status check_bias(loading *l)
+{
+    mha_transformer_desc *d = &l->plan.desc;
+    const mha_tensor row = {.ndim = 2, .shape = {1, d->vocab_size}};
+    char name[MHAI_WEIGHT_NAME];
+    int64_t index;
+    if (!(d->flags & MHA_TRANSFORMER_LOGIT_BIAS) ||
+        !mhai_family_name(l->family, "lm_head.bias", name))
+        return MHA_OK;
+    const bool found = mhai_weights_find(&l->stored->weights, name) >= 0;
+    if (found) MHA_TRY(mhai_weights_check(&l->stored->weights, name, &row, &index));
+    if (!found || d->flags & MHA_TRANSFORMER_NO_OUTPUT || is_zero(l, index, d->vocab_size))
+        d->flags &= ~(uint32_t)MHA_TRANSFORMER_LOGIT_BIAS;
+    return MHA_OK;
+}
+
 /* Drop a type table of zeros. Training writes one because BERT requires it. */
 static mha_status check_types(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
     const mha_tensor table = {.ndim = 2, .shape = {d->type_count, d->embed_dim}};
     char name[MHAI_WEIGHT_NAME];
-    bool zero = true;
     int64_t index;
     l->types = d->type_count;
     if (d->type_count == 0) return MHA_OK;
     mhai_family_name(l->family, "embed_types.weight", name);
     MHA_TRY(mhai_weights_check(&l->stored->weights, name, &table, &index));
-    const mhai_elements numbers = mhai_weights_elements(&l->stored->weights, index);
-    for (int64_t i = 0; i < d->type_count * d->embed_dim && zero; i++) {
-        float x;
-        mhai_elements_read(numbers, i, 1, &x);
-        zero = x >= 0 && x <= 0;
-    }
-    if (!zero) return MHA_OK;
+    if (!is_zero(l, index, d->type_count * d->embed_dim)) return MHA_OK;
     d->type_count = 0;
     use(l, name);
     return MHA_OK;
@@ -387,6 +454,7 @@ static mha_status load_body(loading *l)
     l->used = calloc((size_t)l->stored->weights.count + 1, sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     MHA_TRY(check_output(l));
+    MHA_TRY(check_bias(l));
     MHA_TRY(check_numbers(l));
     MHA_TRY(check_types(l));
     MHA_TRY(create(l));
@@ -408,7 +476,8 @@ static mha_status load_files(loading *l, const char *folder)
     if (status == MHA_OK) status = load_body(l);
     if (status == MHA_OK)
         status = gguf ? mhai_gguf_status(mhai_ends_of_gguf(gguf, l->plan.desc.vocab_size, &l->ends))
-                      : mhai_ends_of_folder(folder, l->plan.desc.vocab_size, &l->ends);
+                      : mhai_ends_of_folder(folder, l->plan.desc.vocab_size, &l->ends,
+                                            l->listed->encoder ? &l->begins : NULL);
     if (status == MHA_OK && gguf && l->tokenizer)
         status = mhai_gguf_tokenizer(gguf, folder, l->tokenizer);
     free(l->used);
@@ -442,6 +511,11 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
 {
     mhai_config text = *config;
     MHA_TRY(mhai_family_find(config, l->how->flags & MHA_MODEL_IMAGES, &l->listed));
+    if (l->encoder && !l->listed->encoder)
+        return mhai_path_fail(MHA_ERR_FILE, folder,
+                              "has no folder 'encoder', and a %s has no encoder of its own",
+                              l->listed->model_type);
+    if (l->encoder) l->listed = l->listed->encoder;
     l->config = config->path;
     MHA_TRY(mhai_family_enter(l->listed, &text));
     l->renamed = mhai_gguf_family(l->listed);
@@ -478,20 +552,22 @@ static mha_status load_gguf(loading *l, const char *path)
 }
 
 mha_status mhai_model_load_part(mha_context *context, const char *path,
-                                const mha_model_options *how, mha_tokenizer **tokenizer,
-                                mhai_loaded *loaded)
+                                const mha_model_options *how, bool encoder,
+                                mha_tokenizer **tokenizer, mhai_loaded *loaded)
 {
     loading l = {.context = context,
                  .how = how,
+                 .encoder = encoder,
                  .array = how->flags & MHA_MODEL_ARRAY,
                  .tokenizer = tokenizer};
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends, l.plan.picture};
+        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.plan.picture};
     else {
         mha_transformer_destroy(l.made);
         free(l.ends.ids);
+        free(l.begins.suppressed.ids);
     }
     return status;
 }
@@ -502,8 +578,9 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
     MHA_NEED("mha_checkpoint_load", context, folder, transformer);
     static const mha_model_options how = {.flags = MHA_MODEL_ARRAY};
     mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_part(context, folder, &how, NULL, &loaded));
+    MHA_TRY(mhai_model_load_part(context, folder, &how, false, NULL, &loaded));
     *transformer = loaded.transformer;
     free(loaded.ends.ids);
+    free(loaded.begins.suppressed.ids);
     return MHA_OK;
 }

@@ -29,28 +29,67 @@ mha_status mhai_ends_add(mhai_ends *ends, int64_t id, int64_t vocab_size)
 
 /* ---- folders ------------------------------------------------------------------------------- */
 
-static mha_status add_json(const char *path, const json_t *root, int64_t vocab_size,
-                           mhai_ends *ends)
+/* Add the number or the list of numbers of a field. With `words`, its numbers are in lists of
+ * their own, and longer lists are left out. */
+static mha_status add_field(const char *path, const json_t *root, const char *key, bool words,
+                            int64_t vocab_size, mhai_ends *ends)
 {
-    const json_t *text = json_object_get(root, "text_config"); /* multimodal models have one */
-    const json_t *value = json_object_get(json_is_object(text) ? text : root, "eos_token_id");
+    const json_t *value = json_object_get(root, key);
     const bool list = json_is_array(value);
     const size_t count = list ? json_array_size(value) : 1;
     if (!value || json_is_null(value)) return MHA_OK;
     for (size_t i = 0; i < count && count <= MOST_ENDS; i++) {
         const json_t *id = list ? json_array_get(value, i) : value;
+        if (words && json_array_size(id) > 1) continue;
+        if (words) id = json_array_get(id, 0);
         if (!json_is_integer(id))
             return mhai_path_fail(MHA_ERR_MODEL, path,
-                                  "'eos_token_id' is neither a token's number nor a list of them");
+                                  "'%s' is neither a token's number nor a list of them", key);
         MHA_TRY(mhai_ends_add(ends, (int64_t)json_integer_value(id), vocab_size));
     }
     if (count <= MOST_ENDS) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_MODEL, path,
-                          "'eos_token_id' lists %zu tokens, at most %d are supported", count,
-                          (int)MOST_ENDS);
+    return mhai_path_fail(MHA_ERR_MODEL, path, "'%s' lists %zu tokens, at most %d are supported",
+                          key, count, (int)MOST_ENDS);
 }
 
-mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends *ends)
+/* Read a token's number; -1 if the field is absent. */
+static mha_status read_token(const char *path, const json_t *root, const char *key,
+                             int64_t vocab_size, int64_t *id)
+{
+    const json_t *value = json_object_get(root, key);
+    *id = value && !json_is_null(value) ? (int64_t)json_integer_value(value) : -1;
+    if (*id == -1 && (!value || json_is_null(value))) return MHA_OK;
+    if (json_is_integer(value) && *id >= 0 && *id < vocab_size) return MHA_OK;
+    return mhai_path_fail(MHA_ERR_MODEL, path, "'%s' is not a token of 0..%lld", key,
+                          (long long)vocab_size - 1);
+}
+
+static mha_status read_begins(const char *path, const json_t *root, int64_t vocab_size,
+                              mhai_begins *begins)
+{
+    int64_t start, first;
+    MHA_TRY(read_token(path, root, "decoder_start_token_id", vocab_size, &start));
+    MHA_TRY(read_token(path, root, "forced_bos_token_id", vocab_size, &first));
+    MHA_TRY(add_field(path, root, "bad_words_ids", true, vocab_size, &begins->suppressed));
+    MHA_TRY(add_field(path, root, "suppress_tokens", false, vocab_size, &begins->suppressed));
+    if (start < 0) return MHA_OK;
+    begins->ids[0] = (int32_t)start;
+    begins->ids[1] = (int32_t)first;
+    begins->count = first < 0 ? 1 : 2;
+    return MHA_OK;
+}
+
+static mha_status add_json(const char *path, const json_t *root, int64_t vocab_size,
+                           mhai_ends *ends, mhai_begins *begins)
+{
+    const json_t *text = json_object_get(root, "text_config"); /* multimodal models have one */
+    MHA_TRY(add_field(path, json_is_object(text) ? text : root, "eos_token_id", false, vocab_size,
+                      ends));
+    return begins ? read_begins(path, root, vocab_size, begins) : MHA_OK;
+}
+
+mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends *ends,
+                               mhai_begins *begins)
 {
     mha_status status = MHA_OK;
     for (const char *const *name = mhai_configuration_files; *name && status == MHA_OK; name++) {
@@ -59,7 +98,7 @@ mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends
         char *path = mhai_model_join(folder, *name);
         status = path ? mhai_json_read(path, most_config_bytes, &root)
                       : mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a name", folder);
-        if (status == MHA_OK) status = add_json(path, root, vocab_size, ends);
+        if (status == MHA_OK) status = add_json(path, root, vocab_size, ends, begins);
         json_decref(root);
         free(path);
     }

@@ -13,11 +13,18 @@ typedef struct mhai_ends {
 /* Add a token. Ids outside 0 .. vocab_size - 1 are ignored. */
 MHA_NODISCARD mha_status mhai_ends_add(mhai_ends *ends, int64_t id, int64_t vocab_size);
 
-/* Add the tokens listed in config.json and generation_config.json. The latter may be missing.
- * Errors: those of mhai_json_read(), and MHA_ERR_MODEL (neither a number nor a list of
- * numbers, or too many). */
+/* How the texts of a decoder with an encoder begin, and the tokens that they never contain. */
+typedef struct mhai_begins {
+    int32_t ids[2]; /* decoder_start_token_id, and forced_bos_token_id */
+    int64_t count;
+    mhai_ends suppressed; /* single tokens of bad_words_ids, and suppress_tokens */
+} mhai_begins;
+
+/* Add the tokens listed in config.json and generation_config.json. The latter may be missing, and
+ * otherwise decides how texts begin. begins NULL: not read. Errors: those of mhai_json_read(), and
+ * MHA_ERR_MODEL (neither a number nor a list of numbers, or too many). */
 MHA_NODISCARD mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size,
-                                             mhai_ends *ends);
+                                             mhai_ends *ends, mhai_begins *begins);
 
 /* Add the tokens listed in the metadata, and those that llama.cpp recognises by their text. */
 MHA_NODISCARD mha_status mhai_ends_of_gguf(const mha_gguf *file, int64_t vocab_size,

@@ -57,6 +57,24 @@ bool mhai_model_has_encoder(const char *folder)
            mhai_model_holds(folder, "decoder/config.json");
 }
 
+mha_status mhai_model_outer(const char *path, char **folder)
+{
+    static const char part[] = "/encoder";
+    struct stat status;
+    const size_t length = strlen(path), tail = sizeof part - 1;
+    *folder = NULL;
+    if (length <= tail || strcmp(path + length - tail, part) != 0 || stat(path, &status) == 0)
+        return MHA_OK;
+    char *made = strdup(path);
+    if (!made) return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate names");
+    made[length - tail] = '\0';
+    if (mhai_model_holds(made, "config.json"))
+        *folder = made;
+    else
+        free(made);
+    return MHA_OK;
+}
+
 mha_status mhai_model_check_folder(const char *folder)
 {
     struct stat status;

@@ -21,6 +21,10 @@ bool mhai_model_holds(const char *folder, const char *name);
 /* Whether a folder is an encoder-decoder, with subfolders encoder and decoder. */
 bool mhai_model_has_encoder(const char *folder);
 
+/* The folder whose encoder alone a path names: FOLDER/encoder without such a subfolder. The caller
+ * frees it. NULL: the path is not of this form. */
+MHA_NODISCARD mha_status mhai_model_outer(const char *path, char **folder);
+
 /* Check that a folder has config.json and weights. */
 MHA_NODISCARD mha_status mhai_model_check_folder(const char *folder);
 
@@ -29,14 +33,16 @@ typedef struct mhai_loaded {
     const mhai_family *family;
     int64_t types;  /* token types in config.json; if their table is 0, the transformer has none */
     mhai_ends ends; /* not those of the tokenizer; the caller frees its ids */
+    mhai_begins begins; /* of a decoder in a folder with two towers; likewise */
     mhai_picture picture;
 } mhai_loaded;
 
-/* Load the transformer of a folder or a GGUF file. If tokenizer is not NULL, also load the
+/* Load the transformer of a folder or a GGUF file. encoder: that of the encoder of a folder with two
+ * towers, after its decoder was loaded. If tokenizer is not NULL, also load the
  * tokenizer of a GGUF file, if it has one, without opening the file again. Without MHA_MODEL_ARRAY,
  * parameters stay in their files, which remain open until the transformer is destroyed. */
 MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path,
-                                              const mha_model_options *how,
+                                              const mha_model_options *how, bool encoder,
                                               mha_tokenizer **tokenizer, mhai_loaded *loaded);
 
 #endif

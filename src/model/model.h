@@ -16,6 +16,9 @@ struct mha_model {
     mha_vocabulary *vocabulary;
     mhai_ends ends;
     mhai_picture picture;
+    mhai_begins begins;
+    bool towers;        /* the folder also has an encoder */
+    bool borrows;       /* tokenizer and vocabulary belong to the decoder */
     mha_model *encoder; /* the encoder of an encoder-decoder; otherwise NULL */
 };
 

@@ -65,8 +65,10 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
                                    .patch_first = loaded->picture.first,
                                    .parameters = mha_transformer_size(loaded->transformer)};
     model->transformer = loaded->transformer;
+    model->towers = loaded->family->encoder;
     model->ends = loaded->ends;
     model->picture = loaded->picture;
+    model->begins = loaded->begins;
 }
 
 /* Add the tokenizer's end token to those of the files. */
@@ -78,14 +80,14 @@ static mha_status add_end(mha_model *model)
     return mhai_ends_add(&model->ends, info.eos_id, model->info.vocab_size);
 }
 
-/* Load a folder or a GGUF file. */
+/* Load a folder or a GGUF file. encoder: the encoder of a folder with two towers. */
 static mha_status load_one(mha_context *context, const char *path, const mha_model_options *options,
-                           mha_model *model)
+                           bool encoder, mha_model *model)
 {
     mhai_loaded loaded;
     const bool tokens = !(options->flags & MHA_MODEL_NO_TOKENIZER);
-    MHA_TRY(
-        mhai_model_load_part(context, path, options, tokens ? &model->tokenizer : NULL, &loaded));
+    MHA_TRY(mhai_model_load_part(context, path, options, encoder, tokens ? &model->tokenizer : NULL,
+                                 &loaded));
     describe(&loaded, model);
     if (model->tokenizer)
         MHA_TRY(check_vocabulary(path, model));
@@ -120,34 +122,62 @@ static mha_status check_parts(const char *folder, const mha_model *decoder)
                           "rows as wide as the encoder's, of the same vocabulary");
 }
 
-static mha_status load_parts(mha_context *context, const char *folder,
-                             const mha_model_options *options, mha_model *model)
+static mha_status make_encoder(mha_model *model)
 {
     const mha_allocator *a = &model->allocator;
-    char *encoder = mhai_model_join(folder, "encoder"),
-         *decoder = mhai_model_join(folder, "decoder");
-    mha_status status = MHA_OK;
     model->encoder = a->alloc(a->user, sizeof *model, _Alignof(mha_model));
-    if (model->encoder) *model->encoder = (mha_model){.allocator = *a};
-    if (!encoder || !decoder || !model->encoder)
-        status = mha_fail(MHA_ERR_NOMEM, "model: cannot allocate an encoder");
-    if (status == MHA_OK) status = load_one(context, encoder, options, model->encoder);
-    if (status == MHA_OK) status = load_one(context, decoder, options, model);
-    if (status == MHA_OK) status = check_parts(folder, model);
-    free(decoder);
-    free(encoder);
-    MHA_TRY(status);
-    model->info.architecture = "encoder-decoder";
+    if (!model->encoder) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate an encoder");
+    *model->encoder = (mha_model){.allocator = *a};
+    return MHA_OK;
+}
+
+static mha_status join_parts(const char *folder, mha_model *model)
+{
+    MHA_TRY(check_parts(folder, model));
     const int64_t most = model->encoder->info.max_positions;
     if (most < model->info.max_positions) model->info.max_positions = most;
     return MHA_OK;
 }
 
-static mha_status load(mha_context *context, const char *folder, const mha_model_options *options,
-                       mha_model *model)
+static mha_status load_parts(mha_context *context, const char *folder,
+                             const mha_model_options *options, mha_model *model)
 {
+    char *encoder = mhai_model_join(folder, "encoder"),
+         *decoder = mhai_model_join(folder, "decoder");
+    mha_status status = encoder && decoder
+                            ? make_encoder(model)
+                            : mha_fail(MHA_ERR_NOMEM, "model: cannot allocate an encoder");
+    if (status == MHA_OK) status = load_one(context, encoder, options, false, model->encoder);
+    if (status == MHA_OK) status = load_one(context, decoder, options, false, model);
+    free(decoder);
+    free(encoder);
+    MHA_TRY(status);
+    model->info.architecture = "encoder-decoder";
+    return join_parts(folder, model);
+}
+
+/* Load the encoder of a folder with two towers, which share a tokenizer. */
+static mha_status load_tower(mha_context *context, const char *folder,
+                             const mha_model_options *options, mha_model *model)
+{
+    mha_model_options own = *options;
+    own.flags |= MHA_MODEL_NO_TOKENIZER;
+    MHA_TRY(make_encoder(model));
+    MHA_TRY(load_one(context, folder, &own, true, model->encoder));
+    model->encoder->tokenizer = model->tokenizer;
+    model->encoder->vocabulary = model->vocabulary;
+    model->encoder->borrows = true;
+    return join_parts(folder, model);
+}
+
+/* encoder: only the encoder of a folder with two towers. */
+static mha_status load(mha_context *context, const char *folder, const mha_model_options *options,
+                       bool encoder, mha_model *model)
+{
+    if (encoder) return load_one(context, folder, options, true, model);
     if (mhai_model_has_encoder(folder)) return load_parts(context, folder, options, model);
-    MHA_TRY(load_one(context, folder, options, model));
+    MHA_TRY(load_one(context, folder, options, false, model));
+    if (model->towers) return load_tower(context, folder, options, model);
     if (!is_cross(model)) return MHA_OK;
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, folder,
                           "is the decoder of an encoder-decoder, which needs its encoder: give the "
@@ -216,10 +246,15 @@ mha_status mha_model_load(mha_context *context, const char *folder,
                             options ? options->struct_size : 0));
     MHA_TRY(check_options(&own));
     mha_allocator allocator = mha_context_allocator(context);
+    char *outer;
+    MHA_TRY(mhai_model_outer(folder, &outer));
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
-    if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
-    *made = (mha_model){.allocator = allocator};
-    const mha_status status = agree(context, folder, &own, load(context, folder, &own, made));
+    if (made) *made = (mha_model){.allocator = allocator};
+    const char *path = outer ? outer : folder;
+    const mha_status status =
+        made ? agree(context, path, &own, load(context, path, &own, outer, made))
+             : mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
+    free(outer);
     if (status == MHA_OK)
         *model = made;
     else
@@ -230,11 +265,14 @@ mha_status mha_model_load(mha_context *context, const char *folder,
 void mha_model_destroy(mha_model *model)
 {
     if (!model) return;
-    mha_vocabulary_destroy(model->vocabulary);
-    mha_tokenizer_destroy(model->tokenizer);
+    if (!model->borrows) {
+        mha_vocabulary_destroy(model->vocabulary);
+        mha_tokenizer_destroy(model->tokenizer);
+    }
     mha_transformer_destroy(model->transformer);
     mha_model_destroy(model->encoder);
     free(model->ends.ids);
+    free(model->begins.suppressed.ids);
     mha_allocator allocator = model->allocator;
     allocator.release(allocator.user, model, sizeof *model);
 }
@@ -264,6 +302,18 @@ int64_t mha_model_end_tokens(const mha_model *model, const int32_t **ids)
 {
     if (ids) *ids = model ? model->ends.ids : NULL;
     return model ? model->ends.count : 0;
+}
+
+int64_t mha_model_start_tokens(const mha_model *model, const int32_t **ids)
+{
+    if (ids) *ids = model ? model->begins.ids : NULL;
+    return model ? model->begins.count : 0;
+}
+
+int64_t mha_model_suppressed_tokens(const mha_model *model, const int32_t **ids)
+{
+    if (ids) *ids = model ? model->begins.suppressed.ids : NULL;
+    return model ? model->begins.suppressed.count : 0;
 }
 
 mha_transformer *mha_model_transformer(mha_model *model)

@@ -42,12 +42,22 @@ static mha_status read_grouped(const mhai_config *config, const mhai_shape_keys 
     return MHA_OK;
 }
 
+/* Counts and costs of attention assume heads of one size. */
+static mha_status check_latent(const mhai_config *config, const mhai_family *family)
+{
+    return family->latent ? mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "kv_lora_rank",
+                                             "describes latent attention, whose keys and values "
+                                             "differ in size; this needs heads of one size")
+                          : MHA_OK;
+}
+
 static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
 {
     const mhai_family *a = NULL;
     mhai_config text = *whole, *config = &text;
     MHA_TRY(mhai_family_find(config, false, &a));
     MHA_TRY(mhai_family_enter(a, config));
+    MHA_TRY(check_latent(config, a));
     const mhai_shape_keys *keys = a->keys;
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &shape->embed_dim));
     MHA_TRY(mhai_read_layer_count(config, a, &shape->layers));
@@ -58,11 +68,12 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
                                      &shape->max_positions));
     shape->kv_heads = shape->heads;
     if (a->grouped) MHA_TRY(read_grouped(config, keys, shape));
-    bool head_dim_given = a->grouped && !mhai_config_absent(config, "head_dim");
+    const char *head_dim = a->head_dim ? a->head_dim : "head_dim";
+    bool head_dim_given = (a->head_dim || a->grouped) && !mhai_config_absent(config, head_dim);
     MHA_TRY(check_heads(config, shape, head_dim_given));
     shape->head_dim = shape->embed_dim / shape->heads;
     if (head_dim_given)
-        MHA_TRY(mhai_config_count(config, "head_dim", 1, MHAI_MOST_WIDTH, &shape->head_dim));
+        MHA_TRY(mhai_config_count(config, head_dim, 1, MHAI_MOST_WIDTH, &shape->head_dim));
     bool bias = a->shape & MHA_MODEL_SHAPE_QKV_BIAS;
     if (a->bias_key) MHA_TRY(mhai_config_bool(config, a->bias_key, bias, &bias));
     shape->flags = a->bias_key ? (a->shape & MHA_MODEL_SHAPE_CAUSAL) |

@@ -5,6 +5,7 @@
 #include "model/picture_weights.h"
 
 #include <multihead/component.h>
+#include <multihead/position.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,8 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
         return (fusion){1, {d->embed_dim, d->embed_dim, d->embed_dim, 0}};
     if (d->layers && d->layers[p->layer].mixer)
         return fusion_of_recurrent(&d->layers[p->layer], heads, kv_heads, p, form);
+    if (d->layers && d->layers[p->layer].latent_dim > 0)
+        return (fusion){heads, {D - d->layers[p->layer].shared_dim, d->layers[p->layer].value_dim}};
     if (form == MHAI_FUSED_GATE) return (fusion){heads, {D, D, 0, 0}};
     if (form == MHAI_FUSED_HEADS) return (fusion){heads, {D, D, D, 0}};
     return (fusion){1, {heads * D, kv_heads * D, kv_heads * D, 0}};
@@ -176,6 +179,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .transposed = p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED),
         .columns = p->ndim == 2 ? p->shape[1] : 1,
         .head_dim = d->head_dim};
+    if (form == MHAI_LAST_FIRST) stored->last = d->layers[p->layer].shared_dim;
     if (is_fused(form)) find_part(d, p, row, stored, &total);
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
@@ -190,6 +194,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
     }
     stored->total = total;
     mha_tensor expected = {.ndim = p->ndim, .shape = {total, stored->columns}};
+    if (form == MHAI_ONE_ROW) expected = (mha_tensor){.ndim = 2, .shape = {1, total}};
     if (form == MHAI_CONVOLUTION)
         expected = (mha_tensor){.ndim = 3, .shape = {total, 1, stored->columns}};
     if (form == MHAI_PATCHES)
@@ -225,6 +230,7 @@ static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
     case MHAI_FUSED_GROUPS:
     case MHAI_EXPERT_MIXED:
     case MHAI_EXPERT_MXFP4: return i / p->block * p->step + p->first + i % p->block;
+    case MHAI_LAST_FIRST: return i - i % D + (i % D + D - p->last) % D;
     case MHAI_PAIRED_ROWS: return i - i % D + i % D % (D / 2) * 2 + i % D / (D / 2);
     default: return p->first + i;
     }
@@ -262,6 +268,7 @@ static bool in_order(const mhai_stored_parameter *p)
     case MHAI_FUSED_GATE:
     case MHAI_FUSED_GROUPS:
     case MHAI_PAIRED_ROWS:
+    case MHAI_LAST_FIRST:
     case MHAI_EXPERT_MIXED:
     case MHAI_EXPERT_MXFP4: return false;
     default: return has_rows(p);
@@ -332,9 +339,30 @@ const void *mhai_stored_find_rows(const void *stored, int64_t parameter, int64_t
     return p->from.data + (p->first + row) * p->columns * (int64_t)sizeof(uint16_t);
 }
 
+mha_status mhai_stored_sinusoids(mha_context *context, const mha_parameter *p, mhai_stored *stored,
+                                 mhai_stored_parameter *to)
+{
+    const int64_t rows = p->shape[0], E = p->shape[1];
+    mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, p->shape);
+    float *turns = malloc((size_t)p->count * sizeof *turns);
+    stored->sinusoids = malloc((size_t)p->count * sizeof *turns);
+    table.data = turns;
+    mha_status status = turns && stored->sinusoids ? mha_sinusoidal_encoding(context, 0, &table)
+                                                   : MHA_NO_MEMORY("checkpoint");
+    for (int64_t i = 0; i < rows * E && status == MHA_OK; i++) {
+        const int64_t e = i % E;
+        stored->sinusoids[i - e + e / 2 + e % 2 * ((E + 1) / 2)] = turns[i];
+    }
+    free(turns);
+    *to = (mhai_stored_parameter){.columns = E, .total = rows};
+    to->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)stored->sinusoids};
+    return status;
+}
+
 void mhai_stored_release(void *stored)
 {
     mhai_stored *own = stored;
+    free(own->sinusoids);
     mhai_weights_close(&own->weights);
     for (int64_t i = 0; i < own->count && own->parameters; i++) free(own->parameters[i].made);
     free(own->parameters);

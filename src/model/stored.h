@@ -11,12 +11,12 @@ typedef struct mhai_stored_parameter {
                                      * MHAI_LAYER_SCALED */
     mhai_weight_form form;
     bool transposed;
-    int64_t columns;     /* columns in the library; 1 for a vector */
-    int64_t total;       /* columns in the file, if transposed */
-    int64_t first;       /* file row (or, if transposed, column) of row 0 */
-    int64_t block, step; /* fused rows: `block` consecutive rows every `step` rows of the file.
+    int64_t columns;        /* columns in the library; 1 for a vector */
+    int64_t total;          /* columns in the file, if transposed */
+    int64_t first;          /* file row (or, if transposed, column) of row 0 */
+    int64_t block, step;    /* fused rows: `block` consecutive rows every `step` rows of the file.
                           * Of MHAI_CONVOLUTIONS: the rows of q, and of q and k */
-    int64_t head_dim;
+    int64_t head_dim, last; /* last: of MHAI_LAST_FIRST, the number of a head's last rows */
     float *made; /* owns the numbers of a table that is not one weight of the file; NULL: it is */
 } mhai_stored_parameter;
 
@@ -25,6 +25,7 @@ typedef struct mhai_stored {
     mhai_weights weights;
     mhai_stored_parameter *parameters;
     int64_t count;
+    float *sinusoids; /* a table of positions that is in no file; NULL: none */
 } mhai_stored;
 
 /* Locate parameter p of a transformer in the file, by the name of its weight. row: its entry in the
@@ -33,6 +34,10 @@ MHA_NODISCARD mha_status mhai_stored_find(const mhai_weights *weights, const mha
                                           const mha_transformer_desc *d, const mha_parameter *p,
                                           const mhai_weight_name *row, const char *name,
                                           mhai_stored_parameter *stored);
+
+/* Make the table of positions of mhai_family_plan.sinusoids, and locate it. */
+MHA_NODISCARD mha_status mhai_stored_sinusoids(mha_context *context, const mha_parameter *p,
+                                               mhai_stored *stored, mhai_stored_parameter *to);
 
 /* Change the name of part i - 1 of a weight to that of part i: of q, k and v with
  * MHAI_CONVOLUTIONS, of blocks and scales with MHAI_EXPERT_MXFP4, of a weight and its scales with

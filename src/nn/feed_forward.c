@@ -20,7 +20,7 @@ static mha_status check_activation(mha_activation activation)
     if (activation != MHA_ACTIVATION_NONE && (unsigned)activation <= MHA_ACTIVATION_QUICK_GELU)
         return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT,
-                    "activation is %d, expected GELU, RELU, GELU_TANH, RELU2 or QUICK_GELU",
+                    "activation is %d, expected GELU, RELU, GELU_TANH, RELU2, SILU or QUICK_GELU",
                     (int)activation);
 }
 
@@ -52,6 +52,17 @@ mha_status mha_activation_forward(mha_context *context, mha_activation activatio
     return MHA_OK;
 }
 
+/* SwiGLU with up = 1, whose gradient with respect to up is not used. */
+static void silu_backward(const mhai_kernels *kernels, const float *x, const float *dy, float *dx,
+                          int64_t n)
+{
+    enum { ONES = 64 };
+    float ones[ONES], unused[ONES];
+    for (int64_t i = 0; i < ONES && i < n; i++) ones[i] = 1;
+    for (int64_t i = 0; i < n; i += ONES)
+        kernels->swiglu_backward(dx + i, unused, x + i, ones, dy + i, n - i < ONES ? n - i : ONES);
+}
+
 /* dx = dy activation'(x); dx may be dy. */
 static void activate_backward(const rows_job *job, const float *x, const float *dy, float *dx,
                               int64_t n)
@@ -59,6 +70,7 @@ static void activate_backward(const rows_job *job, const float *x, const float *
     switch (job->activation) {
     case MHA_ACTIVATION_GELU: job->kernels->gelu_backward(dx, x, dy, n); break;
     case MHA_ACTIVATION_GELU_TANH: job->kernels->gelu_tanh_backward(dx, x, dy, n); break;
+    case MHA_ACTIVATION_SILU: silu_backward(job->kernels, x, dy, dx, n); break;
     case MHA_ACTIVATION_RELU2:
         for (int64_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? 2 * x[i] * dy[i] : 0;
         break;

@@ -111,6 +111,16 @@ static void run_inner(const mhai_matmul_plan *run, int64_t row, int64_t rows, in
     }
 }
 
+/* A product with 1 is exact. */
+static void activate_silu(const mhai_kernels *kernels, float *x, int64_t n)
+{
+    enum { ONES = 64 };
+    float ones[ONES];
+    for (int64_t i = 0; i < ONES && i < n; i++) ones[i] = 1;
+    for (int64_t i = 0; i < n; i += ONES)
+        kernels->swiglu(x + i, x + i, ones, mhai_min_i64(ONES, n - i));
+}
+
 void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float *x, int64_t n)
 {
     switch (activation) {
@@ -123,6 +133,7 @@ void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float
     case MHA_ACTIVATION_RELU2:
         for (int64_t i = 0; i < n; i++) x[i] = x[i] < 0 ? 0 : x[i] * x[i];
         break;
+    case MHA_ACTIVATION_SILU: activate_silu(kernels, x, n); break;
     case MHA_ACTIVATION_QUICK_GELU:
         for (int64_t i = 0; i < n; i++)
             x[i] = (float)((double)x[i] * mhai_sigmoid(1.702 * (double)x[i]));

@@ -3,6 +3,7 @@
 #include <multihead/generation.h>
 #include <multihead/study.h>
 
+#include <float.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,8 +61,11 @@ static mha_status step(mha_context *context, mha_generation *g, const int32_t *t
 
 static mha_status check(const mha_model *model, const mha_generation_desc *d)
 {
+    const bool encoded = mha_model_encoder((mha_model *)(uintptr_t)model); /* only compared */
     const char *error = d->reserved                             ? "a reserved field is set"
                         : d->prompt_count < 1                   ? "an empty prompt"
+                        : encoded && d->source_count < 1        ? "no source for the encoder"
+                        : !encoded && d->source_count != 0      ? "a source without an encoder"
                         : d->max_tokens < 0                     ? "max_tokens below 0"
                         : d->end_count < 0 || d->stop_count < 0 ? "a negative count"
                         : d->stop_count > 0 && mha_token_count(model) == 0
@@ -70,8 +74,30 @@ static mha_status check(const mha_model *model, const mha_generation_desc *d)
                             ? "batch, capacity or max_step of the cache"
                             : NULL;
     if (error) return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: %s", error);
-    MHA_NEED_AS("mha_generation_create", "prompt, ends", d->prompt, d->ends || d->end_count == 0);
+    MHA_NEED_AS("mha_generation_create", "prompt, ends, source", d->prompt,
+                d->ends || d->end_count == 0, d->source || d->source_count == 0);
     return MHA_OK;
+}
+
+/* Encode the source, and give its rows to the decoder. */
+static mha_status encode(mha_context *context, mha_generation *g, const mha_generation_desc *d)
+{
+    const mha_transformer *net = mha_model_transformer(mha_model_encoder(g->model));
+    mha_transformer_desc desc;
+    mha_room room = {0};
+    float *rows;
+    mha_transformer_describe(net, &desc);
+    const mha_tensor ids =
+        mha_tensor_contiguous((void *)(uintptr_t)d->source, MHA_I32, 2, /* only read */
+                              (const int64_t[]){1, d->source_count});
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &ids};
+    MHA_TRY(mha_room_alloc(&room, d->source_count, (size_t)desc.embed_dim * sizeof *rows, &rows));
+    const mha_tensor memory = mha_tensor_contiguous(
+        rows, MHA_F32, 3, (const int64_t[]){1, d->source_count, desc.embed_dim});
+    mha_status status = mha_transformer_forward(context, net, &input, NULL, &memory, NULL, NULL);
+    if (status == MHA_OK) status = mha_decoder_set_memory(context, g->decoder, &memory, NULL);
+    mha_room_release(&room, 0);
+    return status;
 }
 
 /* Process the prompt without logits, except for its last token. */
@@ -85,7 +111,9 @@ static mha_status begin(mha_context *context, mha_generation *g, const mha_gener
     cache.capacity = d->prompt_count + (g->most < left ? g->most : left);
     cache.max_step = first > 0 ? first : 1;
     if (cache.window > 0 && cache.max_step > PIECE) cache.max_step = PIECE;
+    cache.memory_capacity = d->source_count;
     MHA_TRY(mha_decoder_create(context, net, &cache, &g->decoder));
+    if (d->source_count > 0) MHA_TRY(encode(context, g, d));
     for (int64_t at = 0, n; at < first; at += n) {
         n = first - at < cache.max_step ? first - at : cache.max_step;
         MHA_TRY(step(context, g, d->prompt + at, n, false));
@@ -99,6 +127,7 @@ static mha_status fill(mha_context *context, mha_model *model, const mha_generat
     mha_transformer_desc net = {.struct_size = sizeof net};
     const bool streaming = d->cache && d->cache->flags & MHA_DECODER_STREAMING;
     mha_transformer_describe(mha_model_transformer(model), &net);
+    if (mha_model_encoder(model)) net.flags &= ~(uint32_t)MHA_TRANSFORMER_CROSS;
     if (!mha_transformer_predicts(&net))
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "the model does not predict the next token: an encoder, the decoder of an "
@@ -132,8 +161,9 @@ mha_status mha_generation_create(mha_context *context, mha_model *model,
 {
     MHA_NEED("mha_generation_create", context, model, desc, generation);
     mha_generation_desc d;
-    MHA_TRY(
-        mha_struct_read("mha_generation_desc", &d, sizeof d, sizeof d, desc, desc->struct_size));
+    MHA_TRY(mha_struct_read("mha_generation_desc", &d, sizeof d,
+                            offsetof(mha_generation_desc, source), desc, desc->struct_size));
+    if (d.prompt_count == 0) d.prompt_count = mha_model_start_tokens(model, &d.prompt);
     MHA_TRY(check(model, &d));
     mha_generation *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "out of memory for a generation");
@@ -158,6 +188,9 @@ static mha_status choose(mha_context *context, mha_generation *g)
     const int32_t *ends;
     const int64_t count = mha_model_end_tokens(g->model, &ends);
     if (g->made > 0) MHA_TRY(step(context, g, &g->token, 1, true));
+    const int32_t *never;
+    for (int64_t i = mha_model_suppressed_tokens(g->model, &never); i-- > 0;)
+        g->logits[never[i]] = -FLT_MAX;
     const mha_status status = mha_sample_token(context, &g->sampling, (uint64_t)g->made, g->logits,
                                                g->choices, &g->token);
     if (status == MHA_ERR_NUMERIC)

@@ -58,7 +58,8 @@ static mha_status make_blocks(mha_room *room, int64_t cell, mha_maps *maps)
 /* Whether a layer has no output gates, so that weights times values give its heads' terms. */
 static bool is_plain(const mha_transformer_desc *d, int64_t layer)
 {
-    return !d || !d->layers || !mha_layer_difference(&d->layers[layer]);
+    return !d || !d->layers || d->layers[layer].latent_dim > 0 ||
+           !mha_layer_difference(&d->layers[layer]);
 }
 
 /* Allocate the arrays of the layers: all layers if d is NULL, otherwise the plain ones. */
@@ -101,7 +102,7 @@ static mha_status take(mha_room *room, const mha_transformer_desc *d, const mha_
 static mha_status check(mha_model *model, const mha_maps_desc *given, mha_maps_desc *desc,
                         const mha_maps *maps)
 {
-    const uint32_t known = MHA_MAPS_TWINS | MHA_MAPS_NEURONS;
+    const uint32_t known = MHA_MAPS_TWINS | MHA_MAPS_NEURONS | MHA_MAPS_SELF;
     MHA_NEED_AS("maps", "model, desc, maps", model, given, maps);
     MHA_TRY(mha_struct_check_size("mha_maps", maps->struct_size, sizeof *maps));
     MHA_TRY(mha_struct_read("mha_maps_desc", desc, sizeof *desc, sizeof *desc, given,
@@ -128,11 +129,12 @@ mha_status mha_maps_make(mha_model *model, const mha_maps_desc *given, mha_maps 
     maps->memory = (mha_room){0};
     mha_transformer_describe(mha_model_transformer(model), &d);
     const bool causal = d.flags & MHA_TRANSFORMER_CAUSAL;
-    maps->flags = desc.source ? 0 : MHA_MAPS_SAME | (causal ? MHA_MAPS_CAUSAL : 0);
+    const bool cross = desc.source && !(desc.flags & MHA_MAPS_SELF);
+    maps->flags = cross ? 0 : MHA_MAPS_SAME | (causal ? MHA_MAPS_CAUSAL : 0);
     maps->layers = d.num_layers;
     maps->heads = d.num_heads;
     maps->rows = *desc.tokens;
-    maps->cols = desc.source ? *desc.source : *desc.tokens;
+    maps->cols = cross ? *desc.source : *desc.tokens;
     mha_status status =
         mha_room_text(&maps->memory, info.architecture, strlen(info.architecture), &kind);
     if (status == MHA_OK) status = choose(&maps->memory, &d, desc.on, &maps->on);
@@ -297,29 +299,34 @@ static mha_status run_self(maps_run *run, mha_room *room)
     return mha_transformer_forward(run->context, run->net, &s.input, NULL, NULL, NULL, NULL);
 }
 
-/* Compute cross-attention of all layers at once; the maps keep the selected layers. */
+/* Compute the decoder's attention of all layers at once, to the source or to itself; the maps keep
+ * the selected layers. */
 static mha_status run_cross(maps_run *run, mha_model *encoder, mha_room *room)
 {
     mha_maps *maps = run->maps;
     mha_transformer *first = mha_model_transformer(encoder);
     const int64_t T = maps->rows.count, S = maps->cols.count, H = maps->heads, L = maps->layers;
+    const bool self = maps->flags & MHA_MAPS_SAME;
     mha_transformer_desc reads, writes;
     mhai_sequence source, target;
     int64_t count;
     void *memory;
     mha_transformer_describe(first, &reads);
     mha_transformer_describe(run->net, &writes);
-    mha_tensor stream = mha_tensor_contiguous(NULL, MHA_F32, 3, (int64_t[]){1, S, reads.embed_dim});
+    mha_tensor stream = mha_tensor_contiguous(
+        NULL, MHA_F32, 3, (int64_t[]){1, run->desc->source->count, reads.embed_dim});
     mha_tensor all = mha_tensor_contiguous(NULL, MHA_F32, 5, (int64_t[]){L, 1, H, T, S});
     MHA_TRY(mha_tensor_count(&all, &count));
     MHA_TRY(mha_room_alloc(room, count, sizeof(float), &memory));
     all.data = memory;
-    MHA_TRY(mha_room_alloc(room, S, (size_t)reads.embed_dim * sizeof(float), &stream.data));
+    MHA_TRY(mha_room_alloc(room, run->desc->source->count, (size_t)reads.embed_dim * sizeof(float),
+                           &stream.data));
     mhai_sequence_make(run->desc->source, &reads, &source);
     mhai_sequence_make(run->desc->tokens, &writes, &target);
     target.input.memory = &stream;
     MHA_TRY(mha_transformer_forward(run->context, first, &source.input, NULL, &stream, NULL, NULL));
-    MHA_TRY(mha_transformer_forward(run->context, run->net, &target.input, NULL, NULL, NULL, &all));
+    MHA_TRY(mha_transformer_forward(run->context, run->net, &target.input, NULL, NULL,
+                                    self ? &all : NULL, self ? NULL : &all));
     for (int64_t l = 0; l < L; l++)
         if (maps->layer[l])
             memcpy(maps->layer[l], (float *)memory + l * H * T * S,

@@ -10,7 +10,9 @@ typedef struct mhai_reader {
     const mha_vocabulary *words;
     mha_model_info info;
     bool wordpiece;
-    int32_t begin, end; /* the tokens around a text; -1: none */
+    int32_t begin, end;    /* the tokens around a text; -1: none */
+    const int32_t *starts; /* [start_count] mha_model_start_tokens() */
+    int64_t start_count;
 } mhai_reader;
 
 MHA_NODISCARD mha_status mhai_reader_make(const mha_model *model, mhai_reader *reader);

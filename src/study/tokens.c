@@ -20,6 +20,7 @@ mha_status mhai_reader_make(const mha_model *model, mhai_reader *reader)
                             .info = {.struct_size = sizeof reader->info},
                             .begin = -1,
                             .end = -1};
+    reader->start_count = mha_model_start_tokens(model, &reader->starts);
     MHA_TRY(mha_model_describe(model, &reader->info));
     if (reader->pieces) {
         MHA_TRY(mha_tokenizer_describe(reader->pieces, &info));
@@ -247,36 +248,66 @@ static mha_status unknown_word(const reading *r)
     return mha_fail(MHA_ERR_FORMAT, "%s%s %s", detail, asks ? "" : ";", r->how.advise_words);
 }
 
-static void fill(const reading *r, const columns *from, char *text, mha_tokens *tokens)
+/* Fill token i, whose label is at `text`. Returns the place of the next label. */
+static char *put_token(const reading *r, int64_t i, int32_t id, int64_t begin, int64_t end,
+                       char *text, mha_tokens *tokens)
 {
+    tokens->ids[i] = id;
+    tokens->begin[i] = begin;
+    tokens->end[i] = end;
+    tokens->sequence[i] = begin < 0 ? -1 : 0;
+    if (!tokens->labels) return text;
+    tokens->labels[i] = text;
+    return text + label(&r->reader, id, text, SIZE_MAX) + 1;
+}
+
+/* The first `starts` tokens are those with which a decoder begins. */
+static void fill(const reading *r, int64_t starts, const columns *from, char *text,
+                 mha_tokens *tokens)
+{
+    for (int64_t i = 0; i < starts; i++)
+        text = put_token(r, i, r->reader.starts[i], -1, -1, text, tokens);
     for (int64_t i = 0; i < from->count; i++) {
-        tokens->ids[i] = from->ids[i];
-        tokens->types[i] = from->types ? from->types[i] : 0;
-        tokens->begin[i] = from->begin[i];
-        tokens->end[i] = from->end[i];
-        tokens->sequence[i] = from->sequence ? from->sequence[i] : from->begin[i] < 0 ? -1 : 0;
-        tokens->special[i] = tokens->sequence[i] < 0;
-        if (!tokens->labels) continue;
-        tokens->labels[i] = text;
-        text += label(&r->reader, from->ids[i], text, SIZE_MAX) + 1;
+        text = put_token(r, starts + i, from->ids[i], from->begin[i], from->end[i], text, tokens);
+        if (from->types) tokens->types[starts + i] = from->types[i];
+        if (from->sequence) tokens->sequence[starts + i] = from->sequence[i];
     }
-    mha_tokens_sentences(from->count, tokens->labels, tokens->special, tokens->separators,
+    for (int64_t i = 0; i < tokens->count; i++) tokens->special[i] = tokens->sequence[i] < 0;
+    mha_tokens_sentences(tokens->count, tokens->labels, tokens->special, tokens->separators,
                          tokens->sentences);
 }
 
+static bool is_empty(const columns *from)
+{
+    int64_t i = 0;
+    while (i < from->count && from->begin[i] < 0) i++;
+    return i == from->count;
+}
+
+/* A prompt has no end tokens, and neither has the text of a decoder with start tokens, which
+ * predicts them. If its prompt is empty, all start tokens are the prompt. */
 static mha_status take(const reading *r, columns *from, mha_tokens *tokens)
 {
     const int64_t nowhere = -1;
     const columns first = {1, &r->reader.begin, NULL, &nowhere, &nowhere, NULL};
     const bool prompt = has(r, MHA_TOKENS_PROMPT), plain = has(r, MHA_TOKENS_PLAIN);
+    const bool target = r->reader.start_count > 0;
+    int64_t starts = target;
     size_t bytes = 0;
     char *text;
-    while (prompt && from->count > 1 && from->ids[from->count - 1] == r->reader.end) from->count--;
-    if (prompt && from->count == 0 && r->reader.begin >= 0) *from = first;
+    while ((prompt || target) && from->count > 1 && from->ids[from->count - 1] == r->reader.end)
+        from->count--;
+    if (target && prompt && is_empty(from)) {
+        from->count = 0;
+        starts = r->reader.start_count;
+    }
+    if (prompt && from->count == 0 && r->reader.begin >= 0 && !target) *from = first;
+    for (int64_t i = 0; i < starts && !plain; i++)
+        bytes += label(&r->reader, r->reader.starts[i], NULL, 0) + 1;
     for (int64_t i = 0; i < from->count && !plain; i++)
         bytes += label(&r->reader, from->ids[i], NULL, 0) + 1;
-    MHA_TRY(mhai_tokens_make(from->count, bytes, tokens, &text));
-    fill(r, from, text, tokens);
+    MHA_TRY(mhai_tokens_make(starts + from->count, bytes, tokens, &text));
+    fill(r, starts, from, text, tokens);
     return MHA_OK;
 }
 
@@ -361,6 +392,7 @@ mha_status mha_tokens_read(const mha_model *model, const mha_tokens_options *opt
     if (pair) MHA_TRY(check_pair(&r, model));
     r.most = r.how.max_tokens > 0 ? r.how.max_tokens : 0;
     if (r.how.max_tokens == 0) r.most = r.reader.info.max_positions;
+    if (r.most > 1 && r.reader.start_count > 0) r.most--;
     MHA_TRY(r.reader.pieces ? read_pieces(&r, text, bytes, pair, pair_bytes, &made)
                             : read_words(&r, text, bytes, &made));
     made.struct_size = tokens->struct_size;

@@ -1,9 +1,11 @@
-/* Byte-pair encoding. A list of steps normalises a text and splits it into words. In each word, the
- * adjacent pair with the lowest merge rank is merged until no pair can be merged.
+/* Byte-pair encoding and unigram models. A list of steps normalises a text and splits it into
+ * words. In each word, BPE merges the adjacent pair with the lowest merge rank until no pair can be
+ * merged; a unigram model chooses the pieces with the largest sum of scores (unigram.c).
  *
  *   byte-level     symbols are bytes, which the vocabulary writes as letters (GPT-2, Llama 3, Qwen)
  *   SentencePiece  symbols are characters; "\u2581" is a space, and "<0x0A>" a byte of a character
- *                  that the vocabulary does not have (Llama 2, Gemma, Mistral) */
+ *                  that the vocabulary does not have (Llama 2, Gemma, Mistral)
+ *   unigram        the same symbols, with scores (XLM-R, T5, ALBERT) */
 #ifndef MHAI_BPE_H
 #define MHAI_BPE_H
 
@@ -58,7 +60,11 @@ enum { MHAI_BPE_STEPS = 16 };
 /* A step, which normalises or splits. All normalising steps come first. */
 typedef struct mhai_step {
     enum {
-        MHAI_STEP_NFC,
+        MHAI_STEP_FORM, /* a normal form of Unicode */
+        MHAI_STEP_LOWERCASE,
+        MHAI_STEP_STRIP_MARKS,  /* remove combining marks */
+        MHAI_STEP_STRIP_SPACES, /* remove white space at the ends */
+        MHAI_STEP_CHARSMAP,
         MHAI_STEP_PREPEND, /* add text before a word, unless the word begins with it or
                             * the scheme excludes it */
         MHAI_STEP_REPLACE, /* replace matches with text */
@@ -80,6 +86,13 @@ typedef struct mhai_step {
         MHAI_CONTIGUOUS
     } split;
     bool invert; /* swap the roles of matches and the text between them */
+    struct {
+        bool compatible, compose; /* NFD has neither, NFKC both */
+    } form;
+    struct {
+        bool left, right;
+    } ends; /* of STRIP_SPACES */
+    struct mhai_charsmap *charsmap;
 } mhai_step;
 
 typedef struct mhai_pair {
@@ -93,12 +106,16 @@ struct mhai_bpe {
     bool byte_level, byte_fallback, fuse_unk, ignore_merges, has_unk;
     bool trim_offsets, trim_prefix; /* settings of ByteLevel's post-processor */
     bool marks_spaces;              /* spaces are written as U+2581 */
+    bool expands;                   /* a step expands characters (mhai_bpe_add_step) */
     int32_t unk;                    /* -1: drop unknown characters */
     int32_t byte_ids[256];          /* tokens of single bytes; -1: none */
     mhai_vector pairs;              /* of mhai_pair, sorted by left, then by right */
     int32_t *first;                 /* [first_count]: index of the first pair of each left token */
     size_t first_count;
     const char *unk_text; /* borrowed during loading */
+    double *scores;       /* [score_count] of a unigram model, by id; NULL: BPE */
+    size_t score_count;
+    double unk_score; /* of a character without a piece of its own */
 };
 
 /* Byte-level vocabularies write each byte as a letter. The letter of a byte, and the byte
@@ -114,17 +131,20 @@ void mhai_bpe_destroy(mhai_bpe *bpe);
 typedef struct mhai_step_desc {
     mhai_step like; /* the fields what, prepend, split and invert */
     const char *pattern, *literal, *text;
+    const void *map; /* a charsmap of map_size bytes */
+    size_t map_size;
     bool own; /* the pattern is built-in, and thus trusted */
 } mhai_step_desc;
 
 MHA_NODISCARD mha_status mhai_bpe_add_step(mhai_bpe *bpe, const char *where,
                                            const mhai_step_desc *desc);
 
-/* GPT-2's pattern, and the steps of Digits and Metaspace. */
+/* GPT-2's pattern, and the steps of Digits, Metaspace and WhitespaceSplit. */
 extern const char mhai_gpt2_pattern[];
 MHA_NODISCARD mha_status mhai_bpe_add_split(mhai_bpe *bpe, const char *where, const char *pattern);
 MHA_NODISCARD mha_status mhai_bpe_add_digits(mhai_bpe *bpe, const char *where, bool individual);
 MHA_NODISCARD mha_status mhai_bpe_add_spaces(mhai_bpe *bpe, const char *where);
+MHA_NODISCARD mha_status mhai_bpe_add_whitespace(mhai_bpe *bpe, const char *where);
 
 /* Append the pairs derived from scores. */
 MHA_NODISCARD mha_status mhai_bpe_score_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *desc);
@@ -159,9 +179,44 @@ MHA_NODISCARD mha_status mhai_draft_add(mhai_draft *draft, const char *text, siz
 MHA_NODISCARD mha_status mhai_draft_copy(mhai_draft *draft, const mhai_stretch *stretch,
                                          size_t from, size_t to);
 
-/* Whether a text is known to be in normal form C; convert a stretch to this form. */
-bool mhai_nfc_is_plain(const char *text, size_t size);
-MHA_NODISCARD mha_status mhai_nfc(const mha_allocator *allocator, const mhai_stretch *stretch,
-                                  mhai_draft *draft);
+/* Writes a rewritten text, character by character, with the positions of Hugging Face's tokenizers.
+ * A character has a change: 0 if it replaces one of the text, 1 if it is inserted, -n if it replaces
+ * one and the n that follow are removed. */
+typedef struct mhai_aligner {
+    const mhai_stretch *text;
+    mhai_draft *draft;
+    size_t at;          /* next character of the text that has no position in the draft yet */
+    int64_t begin, end; /* last position that was assigned */
+} mhai_aligner;
+
+MHA_NODISCARD mha_status mhai_aligner_put(mhai_aligner *aligner, int32_t c, int64_t change);
+
+/* Whether a text is known to be in a normal form; convert a stretch to the form of a step. */
+bool mhai_form_is_plain(const mhai_step *step, const char *text, size_t size);
+MHA_NODISCARD mha_status mhai_form(const mha_allocator *allocator, const mhai_step *step,
+                                   const mhai_stretch *stretch, mhai_draft *draft);
+
+/* Apply a step that rewrites characters: FORM to CHARSMAP. */
+MHA_NODISCARD mha_status mhai_rewrite_characters(const mha_allocator *allocator,
+                                                 const mhai_step *step, const mhai_stretch *stretch,
+                                                 mhai_draft *draft);
+
+/* ---- Unigram models -------------------------------------------------------------------------- */
+
+typedef struct mhai_piece {
+    size_t from, to; /* bytes of the word */
+    int32_t id;
+} mhai_piece;
+
+/* Append the pieces of a word, which must not be empty, to `pieces`. `nodes` is memory. */
+MHA_NODISCARD mha_status mhai_unigram_pieces(const mha_tokenizer *t, const char *word, size_t size,
+                                             mhai_vector *nodes, mhai_vector *pieces);
+mhai_vector mhai_unigram_nodes(const mha_allocator *allocator);
+
+/* Read model.vocab, [["piece", score], ...], into l->tokens and the scores. */
+MHA_NODISCARD mha_status mhai_unigram_vocabulary(mhai_loader *l);
+
+/* Check the pieces of a finished vocabulary, and set the score of unknown characters. */
+MHA_NODISCARD mha_status mhai_unigram_build(const mhai_loader *l);
 
 #endif

@@ -98,7 +98,7 @@ static mha_status find_bytes(const mhai_loader *l)
             snprintf(text, sizeof text, "<0x%02X>", (unsigned)byte);
         }
         bpe->byte_ids[byte] = mhai_lexicon_find(&t->vocabulary, text);
-        if (bpe->byte_fallback && !bpe->byte_level && bpe->byte_ids[byte] < 0)
+        if (bpe->byte_fallback && !bpe->byte_level && !bpe->scores && bpe->byte_ids[byte] < 0)
             return mhai_path_fail(
                 MHA_ERR_MODEL, l->vocabulary_path,
                 "byte_fallback needs the tokens <0x00> to <0xFF>, there is no '%s'", text);
@@ -147,6 +147,13 @@ static mha_status build(mhai_loader *l)
     MHA_TRY(index_pairs(l->tokenizer));
     MHA_TRY(find_bytes(l));
     MHA_TRY(find_unknown(l));
+    return check_templates(l);
+}
+
+static mha_status build_unigram(mhai_loader *l)
+{
+    MHA_TRY(mhai_unigram_build(l));
+    MHA_TRY(find_bytes(l));
     return check_templates(l);
 }
 
@@ -204,3 +211,10 @@ const mhai_kind mhai_kind_sentencepiece_bpe = {.kind = MHA_TOKENIZER_SENTENCEPIE
                                                .encode = mhai_bpe_encode,
                                                .words = mhai_bpe_words,
                                                .speak = speak_text};
+
+const mhai_kind mhai_kind_unigram = {.kind = MHA_TOKENIZER_UNIGRAM,
+                                     .build = build_unigram,
+                                     .normalize = mhai_bpe_normalize,
+                                     .encode = mhai_bpe_encode,
+                                     .words = mhai_bpe_words,
+                                     .speak = speak_text};

@@ -14,9 +14,10 @@
 
 #include <string.h>
 
-/* The limit of normalised bytes per byte of text; SentencePiece produces up to 3. SHORT_BYTES is
- * added to the length of the text, so that short texts may grow more. */
-enum { MOST_GROWTH = 4, SHORT_BYTES = 1024 };
+/* The limit of normalised bytes per byte of text; SentencePiece's spaces take 3, and the longest
+ * compatibility decomposition is 11 times as long (U+FDFA). SHORT_BYTES is added to the length of
+ * the text, so that short texts may grow more. */
+enum { MOST_GROWTH = 4, MOST_EXPANSION = 12, SHORT_BYTES = 1024 };
 
 /* A part of a stretch. */
 typedef struct part {
@@ -48,6 +49,7 @@ typedef struct encoder {
     int draft, current;
     mhai_vector symbols, heap; /* of symbol, candidate */
     mhai_vector letters;       /* of char */
+    mhai_vector nodes, pieces; /* unigram: memory, and of mhai_piece */
 } encoder;
 
 static mha_status encode_word(encoder *e, const part *word);
@@ -139,18 +141,23 @@ static mha_status split_part(encoder *e, const mhai_step *step, const part *p, b
     return words ? encode_words(e, parts, 0) : MHA_OK;
 }
 
-/* Append a step's own text. `rest` more bytes will follow. Growth is limited, because a chain of
- * growing steps could use any amount of memory. */
-static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
-                           size_t rest, mhai_draft *draft)
+/* Growth is limited, because a chain of growing steps could use any amount of memory. */
+static mha_status check_growth(const encoder *e, size_t made)
 {
-    const size_t made = draft->bytes.count + step->text_size + rest;
-    if (made / MOST_GROWTH <= e->size + SHORT_BYTES)
-        return mhai_draft_add(draft, step->text, step->text_size, begin, end);
+    const size_t most = e->bpe->expands ? MOST_EXPANSION : MOST_GROWTH;
+    if (made / most <= e->size + SHORT_BYTES) return MHA_OK;
     return mha_fail(MHA_ERR_SIZE,
                     "tokenizer: its steps make more than %zu bytes of a text of %zu; give the "
                     "model a simpler normalizer",
-                    MOST_GROWTH * (e->size + SHORT_BYTES), e->size);
+                    most * (e->size + SHORT_BYTES), e->size);
+}
+
+/* Append a step's own text. `rest` more bytes will follow. */
+static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
+                           size_t rest, mhai_draft *draft)
+{
+    MHA_TRY(check_growth(e, draft->bytes.count + step->text_size + rest));
+    return mhai_draft_add(draft, step->text, step->text_size, begin, end);
 }
 
 static mha_status prepend(const encoder *e, const mhai_step *step, const mhai_stretch *s,
@@ -208,15 +215,17 @@ static mha_status normalize(encoder *e, size_t from, size_t to)
     for (int32_t i = 0; i < e->bpe->normal_count && e->normal.size > 0; i++) {
         const mhai_step *step = &e->bpe->steps[i];
         const part all = {0, e->normal.size};
-        if (step->what == MHAI_STEP_NFC && mhai_nfc_is_plain(e->normal.text, e->normal.size))
+        if (step->what == MHAI_STEP_FORM &&
+            mhai_form_is_plain(step, e->normal.text, e->normal.size))
             continue;
         mhai_draft *draft = next_draft(e, 0);
         if (step->pattern)
             MHA_TRY(mhai_matcher_text(&e->matcher, e->normal.text, 0, e->normal.size));
-        if (step->what == MHAI_STEP_NFC)
-            MHA_TRY(mhai_nfc(&e->t->allocator, &e->normal, draft));
+        if (step->what < MHAI_STEP_PREPEND)
+            MHA_TRY(mhai_rewrite_characters(&e->t->allocator, step, &e->normal, draft));
         else
             MHA_TRY(rewrite(e, step, &e->normal, &all, draft));
+        MHA_TRY(check_growth(e, draft->bytes.count));
         e->normal = mhai_draft_stretch(draft);
     }
     return MHA_OK;
@@ -466,8 +475,38 @@ static mha_status find_whole(encoder *e, const part *word, int32_t *id)
     return MHA_OK;
 }
 
+/* Push a piece of a word. An unknown piece becomes the token with its text, which fusing can make,
+ * or its bytes if the vocabulary has all of them. */
+static mha_status push_piece(encoder *e, const mhai_piece *piece, size_t first)
+{
+    const mhai_bpe *bpe = e->bpe;
+    const part place = {first + piece->from, first + piece->to};
+    int32_t id = piece->id;
+    bool bytes = bpe->byte_fallback && id == bpe->unk;
+    if (id == bpe->unk) MHA_TRY(find_whole(e, &place, &id));
+    bytes &= id < 0;
+    for (size_t i = place.from; bytes && i < place.to; i++)
+        bytes = bpe->byte_ids[(unsigned char)e->words.text[i]] >= 0;
+    if (!bytes) return push_symbol(e, id < 0 ? bpe->unk : id, place.from, place.to);
+    for (size_t i = place.from; i < place.to; i++)
+        MHA_TRY(
+            push_symbol(e, bpe->byte_ids[(unsigned char)e->words.text[i]], place.from, place.to));
+    return MHA_OK;
+}
+
+static mha_status encode_by_score(encoder *e, const part *word)
+{
+    e->pieces.count = 0;
+    MHA_TRY(mhai_unigram_pieces(e->t, e->words.text + word->from, word->to - word->from, &e->nodes,
+                                &e->pieces));
+    const mhai_piece *pieces = e->pieces.items;
+    for (size_t i = 0; i < e->pieces.count; i++) MHA_TRY(push_piece(e, &pieces[i], word->from));
+    return MHA_OK;
+}
+
 static mha_status encode_word(encoder *e, const part *word)
 {
+    if (e->bpe->scores) return encode_by_score(e, word);
     bool pending = false;
     int32_t whole = -1;
     if (e->bpe->ignore_merges) MHA_TRY(find_whole(e, word, &whole));
@@ -528,6 +567,8 @@ static mha_status start(const mha_tokenizer *t, const char *text, size_t size, e
     e->symbols = mhai_vector_make(allocator, sizeof(symbol));
     e->heap = mhai_vector_make(allocator, sizeof(candidate));
     e->letters = mhai_vector_make(allocator, 1);
+    e->nodes = mhai_unigram_nodes(allocator);
+    e->pieces = mhai_vector_make(allocator, sizeof(mhai_piece));
     return mhai_matcher_make(allocator, &e->matcher);
 }
 
@@ -539,6 +580,8 @@ static mha_status finish(encoder *e, mha_status status)
     mhai_vector_free(&e->symbols);
     mhai_vector_free(&e->heap);
     mhai_vector_free(&e->letters);
+    mhai_vector_free(&e->nodes);
+    mhai_vector_free(&e->pieces);
     return status;
 }
 

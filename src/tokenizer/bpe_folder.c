@@ -87,11 +87,80 @@ static mha_status add_step(const reader *r, const char *part, const mhai_step_de
 
 /* ---- normalizer ------------------------------------------------------------------------------ */
 
-static mha_status read_nfc(reader *r, const json_t *json)
+/* NFC, NFD, NFKC or NFKD. */
+static mha_status read_form(reader *r, const json_t *json)
 {
-    const mhai_step_desc desc = {.like = {.what = MHAI_STEP_NFC}};
+    const char *type = json_string_value(json_object_get(json, "type"));
+    const mhai_step_desc desc = {
+        .like = {.what = MHAI_STEP_FORM,
+                 .form = {.compatible = strlen(type) == 4, .compose = strchr(type, 'C') != NULL}}};
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+}
+
+static mha_status read_lowercase(reader *r, const json_t *json)
+{
+    const mhai_step_desc desc = {.like = {.what = MHAI_STEP_LOWERCASE}};
     (void)json;
     return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+}
+
+static mha_status read_strip_accents(reader *r, const json_t *json)
+{
+    const mhai_step_desc desc = {.like = {.what = MHAI_STEP_STRIP_MARKS}};
+    (void)json;
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+}
+
+static mha_status read_strip(reader *r, const json_t *json)
+{
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_STRIP_SPACES}};
+    MHA_TRY(get_flag(r, json, "strip_left", true, &desc.like.ends.left));
+    MHA_TRY(get_flag(r, json, "strip_right", true, &desc.like.ends.right));
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+}
+
+/* The value of a digit of base64; -1: none. */
+static int digit_of(char c)
+{
+    return c >= 'A' && c <= 'Z'   ? c - 'A'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 26
+           : c >= '0' && c <= '9' ? c - '0' + 52
+           : c == '+'             ? 62
+           : c == '/'             ? 63
+                                  : -1;
+}
+
+/* Decode base64 with its padding into bytes. Returns false if it is malformed. */
+static bool decode_base64(const char *text, size_t size, unsigned char *bytes, size_t *count)
+{
+    uint32_t group = 0;
+    *count = 0;
+    if (size % 4 != 0) return false;
+    const size_t padding = size == 0 || text[size - 1] != '=' ? 0 : text[size - 2] != '=' ? 1 : 2;
+    for (size_t i = 0; i < size; i++) {
+        const int digit = i < size - padding ? digit_of(text[i]) : 0;
+        if (digit < 0) return false;
+        group = group << 6 | (uint32_t)digit;
+        for (int k = 16; i % 4 == 3 && k >= 0; k -= 8) bytes[(*count)++] = group >> k & 0xFF;
+    }
+    *count -= padding;
+    return true;
+}
+
+static mha_status read_precompiled(reader *r, const json_t *json)
+{
+    const json_t *map = json_object_get(json, "precompiled_charsmap");
+    const size_t size = json_string_length(map);
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_CHARSMAP}};
+    unsigned char *bytes = mhai_vector_alloc(&r->l->allocator, size, 1);
+    if (!bytes) return MHA_NO_MEMORY("tokenizer: charsmap");
+    desc.map = bytes;
+    mha_status status =
+        json_is_string(map) && decode_base64(json_string_value(map), size, bytes, &desc.map_size)
+            ? mhai_bpe_add_step(r->bpe, r->path.text, &desc)
+            : malformed(r, "normalizer Precompiled", "precompiled_charsmap must be base64");
+    mhai_vector_release(&r->l->allocator, bytes, size, 1);
+    return status;
 }
 
 static mha_status read_prepend(reader *r, const json_t *json)
@@ -113,8 +182,17 @@ static mha_status read_replace(reader *r, const json_t *json)
     return add_step(r, "normalizer Replace", &desc);
 }
 
-static const row normalizers[] = {
-    {"NFC", read_nfc}, {"Prepend", read_prepend}, {"Replace", read_replace}, {NULL, NULL}};
+static const row normalizers[] = {{"NFC", read_form},
+                                  {"NFD", read_form},
+                                  {"NFKC", read_form},
+                                  {"NFKD", read_form},
+                                  {"Lowercase", read_lowercase},
+                                  {"StripAccents", read_strip_accents},
+                                  {"Strip", read_strip},
+                                  {"Precompiled", read_precompiled},
+                                  {"Prepend", read_prepend},
+                                  {"Replace", read_replace},
+                                  {NULL, NULL}};
 
 /* ---- pre_tokenizer --------------------------------------------------------------------------- */
 
@@ -192,10 +270,18 @@ static mha_status read_metaspace(reader *r, const json_t *json)
     return split ? mhai_bpe_add_step(r->bpe, r->path.text, &desc) : MHA_OK;
 }
 
+static mha_status read_whitespace_split(reader *r, const json_t *json)
+{
+    (void)json;
+    MHA_TRY(check_last(r));
+    return mhai_bpe_add_whitespace(r->bpe, r->path.text);
+}
+
 static const row pre_tokenizers[] = {{"ByteLevel", read_byte_level},
                                      {"Split", read_split},
                                      {"Digits", read_digits},
                                      {"Metaspace", read_metaspace},
+                                     {"WhitespaceSplit", read_whitespace_split},
                                      {NULL, NULL}};
 
 /* ---- post_processor -------------------------------------------------------------------------- */
@@ -366,25 +452,60 @@ static mha_status read_model(reader *r, const json_t *model)
     return MHA_OK;
 }
 
+/* The unknown token is written for what has no piece; without one, the reference fails. */
+static mha_status read_unigram_model(reader *r, const json_t *model)
+{
+    const json_t *unk = json_object_get(model, "unk_id");
+    r->bpe->fuse_unk = true;
+    MHA_TRY(get_flag(r, model, "byte_fallback", false, &r->bpe->byte_fallback));
+    if (!unk || json_is_null(unk)) return refuse(r, "model", "a Unigram without unk_id");
+    return mhai_tokenizer_folder_id(r->path.text, "unk_id", unk, &r->bpe->unk);
+}
+
+static mha_status read_steps(reader *r, const json_t *root)
+{
+    MHA_TRY(read_part(r, "normalizer", "normalizers", normalizers,
+                      json_object_get(root, "normalizer"), 0));
+    r->bpe->normal_count = r->bpe->step_count;
+    MHA_TRY(read_part(r, "pre_tokenizer", "pretokenizers", pre_tokenizers,
+                      json_object_get(root, "pre_tokenizer"), 0));
+    set_plain_templates(r->l->tokenizer);
+    return read_part(r, "post_processor", "processors", processors,
+                     json_object_get(root, "post_processor"), 0);
+}
+
+static mha_status begin(mhai_loader *l, reader *r)
+{
+    *r = (reader){.l = l, .path = mhai_show_path(l->folder.paths[MHAI_TOKENIZER_JSON])};
+    MHA_TRY(mhai_bpe_create(&l->allocator, &l->tokenizer->bpe));
+    r->bpe = l->tokenizer->bpe;
+    l->folder.generic = true;
+    return MHA_OK;
+}
+
 mha_status mhai_bpe_read(mhai_loader *l)
 {
     const json_t *root = l->folder.json[MHAI_TOKENIZER_JSON];
-    reader r = {.l = l, .path = mhai_show_path(l->folder.paths[MHAI_TOKENIZER_JSON])};
-    MHA_TRY(mhai_bpe_create(&l->allocator, &l->tokenizer->bpe));
-    r.bpe = l->tokenizer->bpe;
-    l->folder.generic = true;
+    reader r;
+    MHA_TRY(begin(l, &r));
     MHA_TRY(read_model(&r, json_object_get(root, "model")));
-    MHA_TRY(read_part(&r, "normalizer", "normalizers", normalizers,
-                      json_object_get(root, "normalizer"), 0));
-    r.bpe->normal_count = r.bpe->step_count;
-    MHA_TRY(read_part(&r, "pre_tokenizer", "pretokenizers", pre_tokenizers,
-                      json_object_get(root, "pre_tokenizer"), 0));
+    MHA_TRY(read_steps(&r, root));
     r.bpe->byte_level = r.has_bytes;
     if (!r.has_bytes && !r.bpe->marks_spaces)
         return refuse(&r, "pre_tokenizer",
                       "neither ByteLevel nor one that writes spaces as \u2581");
     l->tokenizer->kind = r.has_bytes ? &mhai_kind_byte_bpe : &mhai_kind_sentencepiece_bpe;
-    set_plain_templates(l->tokenizer);
-    return read_part(&r, "post_processor", "processors", processors,
-                     json_object_get(root, "post_processor"), 0);
+    return MHA_OK;
+}
+
+mha_status mhai_unigram_read(mhai_loader *l)
+{
+    const json_t *root = l->folder.json[MHAI_TOKENIZER_JSON];
+    reader r;
+    MHA_TRY(begin(l, &r));
+    MHA_TRY(read_unigram_model(&r, json_object_get(root, "model")));
+    MHA_TRY(read_steps(&r, root));
+    if (r.has_bytes) return refuse(&r, "pre_tokenizer", "ByteLevel with Unigram");
+    l->tokenizer->kind = &mhai_kind_unigram;
+    return MHA_OK;
 }

@@ -1,6 +1,7 @@
 /* The steps of BPE tokenizers. */
 #include "tokenizer/bpe.h"
 
+#include "tokenizer/charsmap.h"
 #include "tokenizer/pattern.h"
 
 #include <multihead/component.h>
@@ -55,9 +56,11 @@ void mhai_bpe_destroy(mhai_bpe *bpe)
     for (int32_t i = 0; i < bpe->step_count; i++) {
         mhai_step *step = &bpe->steps[i];
         mhai_pattern_free(step->pattern);
+        mhai_charsmap_free(step->charsmap);
         mhai_vector_release(&allocator, step->literal, step->literal_size, 1);
         mhai_vector_release(&allocator, step->text, step->text_size, 1);
     }
+    mhai_vector_release(&allocator, bpe->scores, bpe->score_count, sizeof *bpe->scores);
     mhai_vector_release(&allocator, bpe->first, bpe->first_count, sizeof *bpe->first);
     mhai_vector_free(&bpe->pairs);
     mhai_vector_release(&allocator, bpe, 1, sizeof *bpe);
@@ -80,6 +83,10 @@ mha_status mhai_bpe_add_step(mhai_bpe *bpe, const char *where, const mhai_step_d
                         where, (int)MHAI_BPE_STEPS);
     mhai_step *step = &bpe->steps[bpe->step_count++];
     *step = desc->like;
+    bpe->expands |= step->what == MHAI_STEP_CHARSMAP || step->form.compatible;
+    if (step->what == MHAI_STEP_CHARSMAP)
+        return mhai_charsmap_make(&bpe->allocator, where, desc->map, desc->map_size,
+                                  &step->charsmap);
     MHA_TRY(copy(&bpe->allocator, desc->text, &step->text, &step->text_size));
     MHA_TRY(copy(&bpe->allocator, desc->literal, &step->literal, &step->literal_size));
     return desc->pattern ? mhai_pattern_make(&bpe->allocator, where, desc->pattern,
@@ -108,5 +115,16 @@ mha_status mhai_bpe_add_spaces(mhai_bpe *bpe, const char *where)
     const mhai_step_desc desc = {
         .like = {.what = MHAI_STEP_REPLACE}, .literal = " ", .text = "\xE2\x96\x81"};
     bpe->marks_spaces = true;
+    return mhai_bpe_add_step(bpe, where, &desc);
+}
+
+/* The characters of mhai_unicode_is_space(). */
+mha_status mhai_bpe_add_whitespace(mhai_bpe *bpe, const char *where)
+{
+    const mhai_step_desc desc = {
+        .like = {.what = MHAI_STEP_SPLIT, .split = MHAI_REMOVED},
+        .pattern = "[\\t-\\r \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}"
+                   "\\x{202F}\\x{205F}\\x{3000}]",
+        .own = true};
     return mhai_bpe_add_step(bpe, where, &desc);
 }

@@ -1,6 +1,8 @@
 /* Texts with their source positions (bpe.h). */
 #include "tokenizer/bpe.h"
 
+#include "io/utf8.h"
+
 #include <multihead/component.h>
 
 void mhai_stretch_place(const mhai_stretch *s, size_t from, size_t to, int64_t *begin, int64_t *end)
@@ -65,4 +67,24 @@ mha_status mhai_draft_copy(mhai_draft *draft, const mhai_stretch *s, size_t from
         from = next;
     }
     return MHA_OK;
+}
+
+/* ---- Positions of rewritten texts ------------------------------------------------------------ */
+
+mha_status mhai_aligner_put(mhai_aligner *a, int32_t c, int64_t change)
+{
+    char bytes[MHAI_UTF8_MAX];
+    const int size = mhai_utf8_put(c, bytes);
+    if (change <= 0 && a->at < a->text->size) {
+        const size_t from = a->at;
+        (void)mhai_utf8_next(a->text->text, &a->at);
+        mhai_stretch_place(a->text, from, a->at, &a->begin, &a->end);
+    }
+    const int64_t begin = a->begin, end = a->end;
+    for (; change < 0 && a->at < a->text->size; change++) {
+        const size_t from = a->at;
+        (void)mhai_utf8_next(a->text->text, &a->at);
+        mhai_stretch_place(a->text, from, a->at, &a->begin, &a->end);
+    }
+    return mhai_draft_add(a->draft, bytes, (size_t)size, begin, end);
 }

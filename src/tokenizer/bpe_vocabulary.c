@@ -173,7 +173,7 @@ static mha_status fail_splitter(const char *where, const char *name)
 static mha_status set_bytes(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
 {
     const char *where = d->where, *name = d->splitter ? d->splitter : "none";
-    const mhai_step_desc nfc = {.like = {.what = MHAI_STEP_NFC}};
+    const mhai_step_desc nfc = {.like = {.what = MHAI_STEP_FORM, .form = {.compose = true}}};
     const struct splitter *splitter = find_splitter(name);
     if (!splitter) return fail_splitter(where, name);
     bpe->byte_level = true;

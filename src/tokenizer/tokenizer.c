@@ -97,19 +97,22 @@ mha_status mhai_tokenizer_check_text(const char *name, const char *text, size_t 
 static const struct {
     const char *model; /* model.type of tokenizer.json */
     mha_status (*read)(mhai_loader *loader);
-} kinds[] = {{"WordPiece", mhai_wordpiece_read}, {"BPE", mhai_bpe_read}};
+} kinds[] = {
+    {"WordPiece", mhai_wordpiece_read}, {"BPE", mhai_bpe_read}, {"Unigram", mhai_unigram_read}};
 
 mha_status mhai_tokenizer_kind_read(mhai_loader *loader)
 {
     const json_t *root = loader->folder.json[MHAI_TOKENIZER_JSON];
     const json_t *model = json_object_get(root, "model"), *type = json_object_get(model, "type");
     if (!root) return mhai_wordpiece_read(loader); /* vocab.txt */
-    /* Old files have no type; only BPE has merges. */
-    const char *name = json_object_get(model, "merges") ? "BPE" : "WordPiece";
+    /* Old files have no type; only BPE has merges, only Unigram a list of pieces. */
+    const char *name = json_object_get(model, "merges")                 ? "BPE"
+                       : json_is_array(json_object_get(model, "vocab")) ? "Unigram"
+                                                                        : "WordPiece";
     if (type || !json_is_object(model)) name = mhai_show_json(type ? type : model);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (strcmp(name, kinds[i].model) == 0) return kinds[i].read(loader);
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, loader->folder.paths[MHAI_TOKENIZER_JSON],
-                          "model is '%s', only WordPiece and BPE are supported",
+                          "model is '%s', only WordPiece, BPE and Unigram are supported",
                           mhai_show_name(name).text);
 }

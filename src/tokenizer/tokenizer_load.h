@@ -39,6 +39,7 @@ MHA_NODISCARD mha_status mhai_wordpiece_template(mhai_loader *loader);
 
 /* Read the settings of BPE; set templates without special tokens. */
 MHA_NODISCARD mha_status mhai_bpe_read(mhai_loader *loader);
+MHA_NODISCARD mha_status mhai_unigram_read(mhai_loader *loader);
 
 /* Create the tokenizer from a loader that has tokens, added tokens and settings. */
 MHA_NODISCARD mha_status mhai_tokenizer_finish(mhai_loader *loader);

@@ -126,7 +126,8 @@ struct mhai_kind {
     size_t (*speak)(const mha_tokenizer *t, const char *token, char *bytes);
 };
 
-extern const mhai_kind mhai_kind_wordpiece, mhai_kind_byte_bpe, mhai_kind_sentencepiece_bpe;
+extern const mhai_kind mhai_kind_wordpiece, mhai_kind_byte_bpe, mhai_kind_sentencepiece_bpe,
+    mhai_kind_unigram;
 
 /* Read the settings of a folder, and choose its kind. */
 MHA_NODISCARD mha_status mhai_tokenizer_kind_read(mhai_loader *loader);

@@ -2,6 +2,7 @@
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
+#include "tokenizer/bpe.h"
 #include "tokenizer/unicode_bert.h"
 
 #include <multihead/component.h>
@@ -84,7 +85,9 @@ mha_status mhai_tokenizer_vocab_read(mhai_loader *l)
 {
     const bool json = l->folder.json[MHAI_TOKENIZER_JSON] != NULL;
     l->vocabulary_path = l->folder.paths[json ? MHAI_TOKENIZER_JSON : MHAI_VOCAB_TXT];
-    if (json)
+    if (l->tokenizer->kind == &mhai_kind_unigram)
+        MHA_TRY(mhai_unigram_vocabulary(l));
+    else if (json)
         MHA_TRY(read_json_vocabulary(l));
     else
         MHA_TRY(split_vocab(l, &l->tokens));

@@ -2,6 +2,8 @@
  * point (docs/tokenizer.md). tests/python/test_tokenizer_hf.py repeats the comparison. */
 #include "tokenizer/unicode_bert.h"
 
+#include "tokenizer/pattern.h"
+
 #include <utf8proc.h>
 
 /* ---- Classes of characters ------------------------------------------------------------------- */
@@ -147,6 +149,26 @@ static const span other_combining[] = {
     {0x1E023, 0x1E024}, {0x1E026, 0x1E02A}, {0x1E944, 0x1E94A},
 };
 
+/* M* in Unicode 10 to 14. */
+static const span new_marks[] = {
+    {0x07FD, 0x07FD},   {0x0898, 0x089F},   {0x08CA, 0x08D3},   {0x09FE, 0x09FE},
+    {0x0AFA, 0x0AFF},   {0x0B55, 0x0B55},   {0x0C04, 0x0C04},   {0x0C3C, 0x0C3C},
+    {0x0D00, 0x0D00},   {0x0D3B, 0x0D3C},   {0x0D81, 0x0D81},   {0x0EBA, 0x0EBA},
+    {0x1715, 0x1715},   {0x180F, 0x180F},   {0x1ABF, 0x1ACE},   {0x1CF7, 0x1CF7},
+    {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0xA8FF, 0xA8FF},   {0x10D24, 0x10D27},
+    {0x10EAB, 0x10EAC}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070},
+    {0x11073, 0x11074}, {0x110C2, 0x110C2}, {0x11145, 0x11146}, {0x111C9, 0x111C9},
+    {0x111CE, 0x111CF}, {0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x1182C, 0x1183A},
+    {0x11930, 0x11935}, {0x11937, 0x11938}, {0x1193B, 0x1193E}, {0x11940, 0x11940},
+    {0x11942, 0x11943}, {0x119D1, 0x119D7}, {0x119DA, 0x119E0}, {0x119E4, 0x119E4},
+    {0x11A01, 0x11A0A}, {0x11A33, 0x11A39}, {0x11A3B, 0x11A3E}, {0x11A47, 0x11A47},
+    {0x11A51, 0x11A5B}, {0x11A8A, 0x11A99}, {0x11D31, 0x11D36}, {0x11D3A, 0x11D3A},
+    {0x11D3C, 0x11D3D}, {0x11D3F, 0x11D45}, {0x11D47, 0x11D47}, {0x11D8A, 0x11D8E},
+    {0x11D90, 0x11D91}, {0x11D93, 0x11D97}, {0x11EF3, 0x11EF6}, {0x16F4F, 0x16F4F},
+    {0x16F7F, 0x16F87}, {0x16FE4, 0x16FE4}, {0x16FF0, 0x16FF1}, {0x1CF00, 0x1CF2D},
+    {0x1CF30, 0x1CF46}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF},
+};
+
 static bool among(const span *spans, size_t count, int32_t c)
 {
     size_t low = 0, high = count; /* the first span that ends at or after c is in [low, high] */
@@ -178,6 +200,16 @@ bool mhai_unicode_is_control(int32_t c)
 bool mhai_unicode_is_mark(int32_t c)
 {
     return c >= 0x300 && AMONG(marks, c);
+}
+
+bool mhai_unicode_is_any_mark(int32_t c)
+{
+    if (c < 0x300 || AMONG(new_marks, c)) return false;
+    if (c == 0x1171E) return true; /* its stand-in is that of its new category */
+    if (mhai_pattern_stand_in(c) != c) return false;
+    const utf8proc_category_t category = utf8proc_category(c);
+    return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
+           category == UTF8PROC_CATEGORY_ME || c == 0x1CF2 || c == 0x1CF3; /* Mc until 12.0 */
 }
 
 bool mhai_unicode_is_punct(int32_t c)
@@ -221,6 +253,25 @@ int mhai_unicode_decompose(int32_t c, int32_t parts[MHAI_DECOMPOSE_MAX])
         utf8proc_decompose_char(c, parts, MHAI_DECOMPOSE_MAX, UTF8PROC_DECOMPOSE, &boundary);
     if (count >= 1 && count <= MHAI_DECOMPOSE_MAX) return (int)count;
     parts[0] = c; /* no known decomposition has more than four characters */
+    return 1;
+}
+
+/* Characters with a decomposition of either kind in Unicode 10 to 17 only. */
+static const span new_compatible[] = {
+    {0x32FF, 0x32FF},   {0xA7F1, 0xA7F4},   {0xAB69, 0xAB69},   {0x10781, 0x10785},
+    {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x11938, 0x11938}, {0x1CCD6, 0x1CCF9},
+    {0x1E030, 0x1E06D}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
+};
+
+int mhai_unicode_decompose_compatible(int32_t c, int32_t parts[MHAI_COMPATIBLE_MAX])
+{
+    int boundary = 0;
+    utf8proc_ssize_t count = 0;
+    if (c >= 0x80 && !AMONG(new_compatible, c))
+        count = utf8proc_decompose_char(c, parts, MHAI_COMPATIBLE_MAX,
+                                        UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, &boundary);
+    if (count >= 1 && count <= MHAI_COMPATIBLE_MAX) return (int)count;
+    parts[0] = c;
     return 1;
 }
 

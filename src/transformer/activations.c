@@ -54,7 +54,18 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
         .step = carve_step(c, a, cross ? &place->cross.step : &place->self.step, false)};
     kept.qkv = carve(c, tokens, cross ? q : mix.width);
     if (cross) kept.memory = carve(c, a->max_memory, 2 * heads.kv * d->head_dim);
-    kept.heads = carve(c, tokens, cross ? q : mix.out);
+    const mha_layer_desc *latent = cross ? NULL : mhai_transformer_latent(d, layer);
+    /* the heads' memory first holds the keys that W_kb expands */
+    kept.heads = carve(c, tokens,
+                       cross    ? q
+                       : latent ? mhai_max_i64(mix.out, place->self.keys.outputs)
+                                : mix.out);
+    if (latent) {
+        kept.down = carve(c, tokens, latent->latent_dim + latent->shared_dim);
+        kept.latent = carve(c, tokens, latent->latent_dim);
+        kept.query_down = carve(c, tokens, latent->query_latent_dim);
+        kept.query_latent = carve(c, tokens, latent->query_latent_dim);
+    }
     if (cross || !mix.mixer) kept.lse = carve(c, tokens, heads.q);
     return kept;
 }

@@ -111,9 +111,10 @@ static mha_status check_factors(mha_transformer_desc *d)
         float *value;
     } scales[] = {{"embed_scale", &d->embed_scale},
                   {"residual_scale", &d->residual_scale},
-                  {"logit_scale", &d->logit_scale}};
-    for (int i = 0; i < 3; i++) {
-        if (*scales[i].value == 0) *scales[i].value = 1;
+                  {"logit_scale", &d->logit_scale},
+                  {"cross_scale", &d->cross_scale}};
+    for (int i = 0; i < 4; i++) {
+        if (*scales[i].value == 0 && i < 3) *scales[i].value = 1;
         if (!isfinite(*scales[i].value))
             return mha_fail(MHA_ERR_ARGUMENT, "%s is %g, expected a finite number", scales[i].name,
                             (double)*scales[i].value);
@@ -130,7 +131,7 @@ static mha_status check_factors(mha_transformer_desc *d)
 
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
-    const uint32_t known = MHA_TRANSFORMER_ONE_NORM * 2 - 1;
+    const uint32_t known = MHA_TRANSFORMER_LOGIT_BIAS * 2 - 1;
     const bool padding = d->flags & MHA_TRANSFORMER_PADDING;
     if (d->flags & ~known || (d->padding_token && !padding))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or padding_token %d",
@@ -148,9 +149,14 @@ static mha_status check_kinds(const mha_transformer_desc *d)
                         "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
                         "is unknown",
                         (int)d->norm, (int)d->positions, (int)d->feed_forward);
-    if (d->memory_dim != 0 && !(d->flags & MHA_TRANSFORMER_CROSS))
-        return mha_fail(MHA_ERR_ARGUMENT, "memory_dim is %lld without MHA_TRANSFORMER_CROSS",
-                        (long long)d->memory_dim);
+    if ((d->memory_dim != 0 || !(d->cross_scale >= 0 && d->cross_scale <= 0)) &&
+        !(d->flags & MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "memory_dim is %lld, cross_scale is %g, without MHA_TRANSFORMER_CROSS",
+                        (long long)d->memory_dim, (double)d->cross_scale);
+    if (d->flags & MHA_TRANSFORMER_LOGIT_BIAS && d->flags & MHA_TRANSFORMER_NO_OUTPUT)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: MHA_TRANSFORMER_LOGIT_BIAS: this "
+                                          "transformer has no logits");
     return check_blocks(d);
 }
 
@@ -321,6 +327,29 @@ static mhai_place_attention add_convolution(layout *l)
     return place;
 }
 
+static void add_latent(layout *l, const mha_layer_desc *of, mhai_heads heads,
+                       mhai_place_attention *place)
+{
+    static const char *const q[] = {"q_proj", NULL}, *const q_a[] = {"q_a_proj", NULL},
+                             *const q_b[] = {"q_b_proj", NULL}, *const kv_a[] = {"kv_a_proj", NULL},
+                             *const k_b[] = {"k_b_proj", NULL}, *const v_b[] = {"v_b_proj", NULL};
+    const mha_transformer_desc *d = &l->t->desc;
+    const int64_t E = d->embed_dim, r = of->latent_dim, rq = of->query_latent_dim;
+    const int64_t wide = heads.q * d->head_dim, s = of->shared_dim;
+    const uint32_t bias = MHA_TRANSFORMER_QKV_BIAS;
+    if (rq > 0) {
+        place->in = add_linear(l, bias, E, q_a, &rq);
+        place->query_norm = add(l, ".q_a_norm.weight", MHA_PARAMETER_NORM, rq, 0);
+        place->queries = add_linear(l, 0, rq, q_b, &wide);
+    } else {
+        place->in = add_linear(l, bias, E, q, &wide);
+    }
+    place->down = add_linear(l, bias, E, kv_a, (const int64_t[]){r + s});
+    place->latent_norm = add(l, ".kv_a_norm.weight", MHA_PARAMETER_NORM, r, 0);
+    place->keys = add_linear(l, 0, r, k_b, (const int64_t[]){wide - heads.q * s});
+    place->values = add_linear(l, 0, r, v_b, (const int64_t[]){heads.q * of->value_dim});
+}
+
 static mhai_place_attention add_attention(layout *l, bool cross)
 {
     static const char *const qkv_names[] = {"q_proj", "k_proj", "v_proj", NULL};
@@ -352,11 +381,13 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     if (cross) {
         place.in = add_linear(l, qkv_bias, d->embed_dim, q_name, &q);
         place.memory = add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv});
+    } else if (mhai_transformer_latent(d, l->layer)) {
+        add_latent(l, &d->layers[l->layer], heads, &place);
     } else {
         place.in = add_linear(l, qkv_bias, d->embed_dim, gated ? gated_names : qkv_names,
                               (const int64_t[]){q, kv, kv, q});
     }
-    place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, &d->embed_dim);
+    place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, cross ? q : mix.out, o_name, &d->embed_dim);
     if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads, &place);
     return place;
 }
@@ -453,6 +484,8 @@ static mha_status lay_out(mha_transformer *t)
     l.prefix = "lm_head";
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         t->output.weight = add(&l, ".weight", MHA_PARAMETER_MATRIX, d->vocab_size, d->embed_dim);
+    if (d->flags & MHA_TRANSFORMER_LOGIT_BIAS)
+        t->output.bias = add(&l, ".bias", MHA_PARAMETER_BIAS, d->vocab_size, 0);
     if (l.overflow || t->size > INT64_MAX / 64) /* with a source, the parameters need not fit in
                                                    memory */
         return mha_fail(MHA_ERR_SIZE, "transformer: its parameters do not fit in memory");
@@ -498,7 +531,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
 
 /* Linear layer i, less than LINEARS L + 2: those of layers, the output, and that of features. NULL
  * if the transformer or this rank does not have it. */
-enum { LINEARS = 8 };
+enum { LINEARS = 12 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 {
@@ -506,8 +539,9 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
     if (i < LINEARS * t->desc.num_layers) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
-            &layer->self.in,   &layer->self.out, &layer->cross.in, &layer->cross.memory,
-            &layer->cross.out, &layer->up,       &layer->down,     &layer->router};
+            &layer->self.in,   &layer->self.out,     &layer->cross.in,  &layer->cross.memory,
+            &layer->cross.out, &layer->up,           &layer->down,      &layer->router,
+            &layer->self.down, &layer->self.queries, &layer->self.keys, &layer->self.values};
         place = all[i % LINEARS];
     } else if (i > LINEARS * t->desc.num_layers) {
         place = &t->features;

@@ -258,6 +258,93 @@ static mha_status mixer(const call *c, const mhai_place_attention *place,
     return cross || !mix.mixer ? attention(c, place, kept, layer, cross) : MHA_OK;
 }
 
+/* ---- latent attention ------------------------------------------------------------------------ */
+
+/* Backpropagate dy [tokens,width] through the norm of a latent, to the leading elements of dx. */
+static mha_status latent_norm(const call *c, const mha_layer_desc *l, int64_t weight,
+                              const mha_tensor *x, const mha_tensor *dy, const mha_tensor *dx)
+{
+    const mha_tensor by =
+        mhai_transformer_vector(mhai_transformer_numbers(c->t, weight), dy->shape[1]);
+    const mha_tensor dby = mhai_transformer_vector(place_of(c, weight), dy->shape[1]);
+    return mha_rms_norm_backward(c->context,
+                                 &(mha_norm_gradients){.struct_size = sizeof(mha_norm_gradients),
+                                                       .x = x,
+                                                       .weight = &by,
+                                                       .dy = dy,
+                                                       .dx = dx,
+                                                       .dweight = c->out.parameters ? &dby : NULL,
+                                                       .epsilon = l->head_norm_epsilon});
+}
+
+/* The gradients of keys in c->wide, divided into those of W_kb's outputs and, summed over heads, of
+ * the shared elements. */
+static void split_keys(const call *c, mhai_mix mix, int64_t s, const mha_tensor *own,
+                       const mha_tensor *shared)
+{
+    for (int64_t i = 0; i < own->shape[0]; i++) {
+        const float *from = c->wide + i * mix.width + mix.at_k;
+        for (int64_t k = 0; k < s; k++) {
+            double sum = 0;
+            for (int64_t h = 0; h < mix.k; h++) sum += (double)from[h * mix.D + k];
+            mhai_nn_row(shared, i)[k] = (float)sum;
+        }
+        for (int64_t h = 0; h < mix.k; h++)
+            memcpy(mhai_nn_row(own, i) + h * (mix.D - s), from + h * mix.D + s,
+                   (size_t)(mix.D - s) * sizeof *from);
+    }
+}
+
+/* Add to din the gradient through the queries in c->wide. */
+static mha_status latent_queries(const call *c, const mha_layer_desc *l,
+                                 const mhai_place_attention *place, const mhai_kept_attention *kept,
+                                 const mha_tensor *dq, const mha_tensor *din)
+{
+    const int64_t rows = mhai_tokens(c->a), rq = l->query_latent_dim;
+    const mha_tensor in = stream(c, kept->step.in);
+    float *memory;
+    if (rq == 0) return linear(c, &place->in, &in, dq, MHA_GRADIENT_ADD, din);
+    MHA_TRY(take(c, rows, rq, &memory));
+    const mha_tensor dlatent = mhai_transformer_rows(memory, rows, rq, rq);
+    const mha_tensor latent = mhai_transformer_rows(kept->query_latent, rows, rq, rq);
+    const mha_tensor down = mhai_transformer_rows(kept->query_down, rows, rq, rq);
+    MHA_TRY(linear(c, &place->queries, &latent, dq, 0, &dlatent));
+    MHA_TRY(latent_norm(c, l, place->query_norm, &down, &dlatent, &dlatent));
+    return linear(c, &place->in, &in, &dlatent, MHA_GRADIENT_ADD, din);
+}
+
+/* Backpropagate from queries, keys and values in c->wide to the step's input. */
+static mha_status latent(const call *c, const mhai_place_attention *place,
+                         const mhai_kept_attention *kept, int64_t layer, const mha_tensor *din)
+{
+    const mha_layer_desc *l = &c->t->desc.layers[layer];
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    const int64_t rows = mhai_tokens(c->a), r = l->latent_dim, wide = r + l->shared_dim;
+    const int64_t own = place->keys.outputs;
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    float *memory;
+    MHA_TRY(take(c, rows, own + r + wide, &memory));
+    const mha_tensor in = stream(c, kept->step.in);
+    const mha_tensor dkeys = mhai_transformer_rows(memory, rows, own, own);
+    const mha_tensor dlatent = mhai_transformer_rows(memory + rows * own, rows, r, r);
+    const mha_tensor ddown = mhai_transformer_rows(memory + rows * (own + r), rows, wide, wide);
+    mha_tensor dc = ddown, dshared = ddown;
+    dc.shape[1] = r;
+    dshared.data = (float *)ddown.data + r;
+    const mha_tensor down = mhai_transformer_rows(kept->down, rows, r, wide);
+    const mha_tensor made = mhai_transformer_rows(kept->latent, rows, r, r);
+    const mha_tensor dq = mhai_transformer_rows(c->wide + mix.at_q, rows, mix.q * mix.D, mix.width);
+    const mha_tensor dv = mhai_transformer_rows(c->wide + mix.at_v, rows, mix.out, mix.width);
+    split_keys(c, mix, l->shared_dim, &dkeys, &dshared);
+    MHA_TRY(linear(c, &place->keys, &made, &dkeys, 0, &dlatent));
+    MHA_TRY(linear(c, &place->values, &made, &dv, MHA_GRADIENT_ADD, &dlatent));
+    MHA_TRY(latent_norm(c, l, place->latent_norm, &down, &dlatent, &dc));
+    MHA_TRY(linear(c, &place->down, &in, &ddown, 0, din));
+    MHA_TRY(latent_queries(c, l, place, kept, &dq, din));
+    mha_scratch_release(c->context, mark);
+    return MHA_OK;
+}
+
 /* A layer without heads only adds a bias. */
 static mha_status only_bias(const call *c, const mhai_place_attention *place)
 {
@@ -299,7 +386,9 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     mha_tensor dqkv = mhai_transformer_rows(c->wide, rows, place->in.outputs,
                                             cross ? place->in.outputs
                                                   : mhai_transformer_mix(&c->t->desc, layer).width);
-    MHA_TRY(linear(c, &place->in, &in, &dqkv, 0, &din));
+    MHA_TRY(!cross && mhai_transformer_latent(&c->t->desc, layer)
+                ? latent(c, place, kept, layer, &din)
+                : linear(c, &place->in, &in, &dqkv, 0, &din));
     return end_step(c, &place->step, &kept->step);
 }
 

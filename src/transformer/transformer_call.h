@@ -25,6 +25,9 @@ MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t la
  * requested). */
 double mhai_delta_step(const mha_layer_desc *layer, double x, double *slope);
 
+/* transformer_latent.c: the queries, keys and values of latent attention, from kept->step.in. */
+MHA_NODISCARD mha_status mhai_latent_project(const mhai_call *c, int64_t layer);
+
 /* A short convolution: write the input of W_o to kept->heads. */
 MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
 
@@ -32,6 +35,10 @@ MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer)
 MHA_NODISCARD mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
                                            mha_activation activation, const float *x, int64_t rows,
                                            float *y);
+/* Rows of y are `stride` apart. */
+MHA_NODISCARD mha_status mhai_call_project_to(const mhai_call *c, const mhai_place_linear *place,
+                                              mha_activation activation, const float *x,
+                                              int64_t rows, int64_t stride, float *y);
 
 /* The gated hidden units act [rows, F] of up [rows, 2 F], gate and up. */
 MHA_NODISCARD mha_status mhai_call_gated(const mhai_call *c, int64_t rows, int64_t F, float *up,

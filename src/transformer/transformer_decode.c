@@ -149,13 +149,15 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
     mha_attention_desc sees = t->layers[layer].self.attend.desc;
     if (cross && !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS)) return false;
     if (!cross && mhai_transformer_mix(&t->desc, layer).mixer) return false;
-    *cache = (mha_kv_cache_desc){.struct_size = sizeof *cache,
-                                 .batch = d->batch,
-                                 .kv_heads = mhai_transformer_heads_of(&t->desc, layer, cross).kv,
-                                 .capacity = cross ? d->memory_capacity : d->capacity,
-                                 .head_dim = t->desc.head_dim,
-                                 .type = d->cache_type,
-                                 .key_scales = d->key_scales};
+    *cache =
+        (mha_kv_cache_desc){.struct_size = sizeof *cache,
+                            .batch = d->batch,
+                            .kv_heads = mhai_transformer_heads_of(&t->desc, layer, cross).kv,
+                            .capacity = cross ? d->memory_capacity : d->capacity,
+                            .head_dim = t->desc.head_dim,
+                            .value_head_dim = cross ? 0 : mhai_transformer_mix(&t->desc, layer).Dv,
+                            .type = d->cache_type,
+                            .key_scales = d->key_scales};
     if (cross) return true;
     cache->page_size = d->page_size;
     cache->pages = d->pages;

@@ -13,7 +13,9 @@ const char *mha_layer_difference(const mha_layer_desc *layer)
     static const char *const mixers[] = {NULL, "is a gated delta net", "is a short convolution",
                                          "is a state space"};
     if (!layer || (unsigned)layer->mixer > MHA_MIXER_STATE_SPACE) return NULL;
-    return layer->flags & MHA_LAYER_OUTPUT_GATE ? "has output gates" : mixers[layer->mixer];
+    return layer->latent_dim > 0                  ? "has latent attention"
+           : layer->flags & MHA_LAYER_OUTPUT_GATE ? "has output gates"
+                                                  : mixers[layer->mixer];
 }
 
 const char *mha_layer_forward_only(const mha_layer_desc *layer)
@@ -70,6 +72,18 @@ mha_status mhai_transformer_trains(const char *function, const mha_transformer *
 mha_status mhai_transformer_plain_mixers(const char *function, const mha_transformer *t)
 {
     return mhai_transformer_reject(function, t, mha_layer_difference,
+                                   "; only transformers whose layers all attend without output "
+                                   "gates and latents are supported");
+}
+
+const char *mhai_layer_beyond_values(const mha_layer_desc *layer)
+{
+    return layer && layer->latent_dim > 0 ? NULL : mha_layer_difference(layer);
+}
+
+mha_status mhai_transformer_weighs_values(const char *function, const mha_transformer *t)
+{
+    return mhai_transformer_reject(function, t, mhai_layer_beyond_values,
                                    "; only transformers whose layers all attend without output "
                                    "gates are supported");
 }

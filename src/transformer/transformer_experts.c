@@ -16,17 +16,27 @@
 mha_status mhai_experts_check(const mha_transformer_desc *d, mha_experts_desc *x)
 {
     static const mha_experts_desc none;
-    const uint32_t known = MHA_EXPERTS_BIAS * 2 - 1;
+    const uint32_t known = MHA_EXPERTS_GROUP_PAIRS * 2 - 1;
     if (x->count == 0 && memcmp(x, &none, sizeof none) == 0) return MHA_OK;
     if (x->ff_dim == 0) x->ff_dim = d->ff_dim;
     if (x->scale == 0) x->scale = 1;
+    if (x->groups == 0) x->groups = 1;
+    if (x->groups_used == 0) x->groups_used = 1;
     MHA_TRY(mhai_check_flags("mha_experts_desc", x->flags, known));
-    MHA_TRY(mhai_check_reserved("mha_experts_desc", x->reserved));
     if (x->count < 1 || x->count > MHA_EXPERTS_MOST || x->used < 1 || x->used > x->count)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_experts_desc: %lld of %lld experts are used; expected 1..%d experts, "
                         "and at least one of them used",
                         (long long)x->used, (long long)x->count, MHA_EXPERTS_MOST);
+    const int64_t each = x->count / x->groups, least = x->flags & MHA_EXPERTS_GROUP_PAIRS ? 2 : 1;
+    if (x->count % x->groups != 0 || (x->groups > 1 && each < least) ||
+        x->groups_used > x->groups || x->used > each * x->groups_used)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_experts_desc: groups is %d, groups_used %d; expected a divisor of the "
+                        "%lld experts, at least %lld in each group, and %lld or more in the groups "
+                        "used",
+                        (int)x->groups, (int)x->groups_used, (long long)x->count, (long long)least,
+                        (long long)x->used);
     if (x->ff_dim < 1 || x->ff_dim > INT32_MAX || x->shared_dim < 0 || x->shared_dim > INT32_MAX)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_experts_desc: ff_dim is %lld, shared_dim %lld; expected 1..%d and "
@@ -93,14 +103,47 @@ static double key_of(const layer_job *job, const float *s, int64_t i)
     return (double)s[i] + (job->score_bias ? (double)job->score_bias[i] : 0);
 }
 
+/* The score of the group of experts that begins with this one: its largest key, or the sum of its
+ * two largest. */
+static double group_score(const layer_job *job, const float *s, int64_t first)
+{
+    const int64_t each = job->x->count / job->x->groups;
+    double most = key_of(job, s, first), next = -INFINITY;
+    for (int64_t i = first + 1; i < first + each; i++) {
+        const double key = key_of(job, s, i);
+        next = fmax(next, fmin(key, most));
+        most = fmax(most, key);
+    }
+    return job->x->flags & MHA_EXPERTS_GROUP_PAIRS ? most + next : most;
+}
+
+/* Whether fewer than groups_used groups have a larger score than that of expert i; the first of equal
+ * ones wins. */
+static bool eligible(const layer_job *job, const float *s, int64_t i)
+{
+    const int64_t each = job->x->count / job->x->groups, own = i / each;
+    int64_t better = 0;
+    if (job->x->groups_used == job->x->groups) return true;
+    const double score = group_score(job, s, own * each);
+    for (int64_t g = 0; g < job->x->groups; g++) {
+        const double other = group_score(job, s, g * each);
+        better += g < own ? other >= score : other > score;
+    }
+    return better < job->x->groups_used;
+}
+
 /* Choose the experts with the largest keys. During the search they are sorted by key, afterwards by
  * index. */
 static void choose(const layer_job *job, const float *s, int32_t *chosen)
 {
-    const int64_t used = job->x->used;
+    const int64_t used = job->x->used, each = job->x->count / job->x->groups;
     int64_t n = 0;
     for (int64_t i = 0; i < job->x->count; i++) {
         const double key = key_of(job, s, i);
+        if (i % each == 0 && !eligible(job, s, i)) {
+            i += each - 1;
+            continue;
+        }
         if (n == used && !(key > key_of(job, s, chosen[n - 1]))) continue;
         int64_t at = n < used ? n++ : n - 1;
         for (; at > 0 && key > key_of(job, s, chosen[at - 1]); at--) chosen[at] = chosen[at - 1];

@@ -142,8 +142,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, cross);
     const mhai_qkv qkv = mhai_transformer_qkv(a, layer, cross, kept->qkv, kept->memory);
     mhai_attend *x = &made->attend;
-    *x = cross ? (mhai_attend){.desc = {.struct_size = sizeof x->desc}}
-               : t->layers[layer].self.attend;
+    *x = cross ? t->layers[layer].cross.attend : t->layers[layer].self.attend;
     x->context = context;
     if (!cross) x->query_positions.starts = x->key_positions.starts = a->starts;
     x->outputs.struct_size = sizeof x->outputs;
@@ -182,10 +181,9 @@ static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const f
     return mha_layer_norm(c->context, &in, also, &weight, &bias, epsilon, &out);
 }
 
-/* Rows of y are `stride` apart. */
-static mha_status project_to(const mhai_call *c, const mhai_place_linear *place,
-                             mha_activation activation, const float *x, int64_t rows,
-                             int64_t stride, float *y)
+mha_status mhai_call_project_to(const mhai_call *c, const mhai_place_linear *place,
+                                mha_activation activation, const float *x, int64_t rows,
+                                int64_t stride, float *y)
 {
     mha_tensor in = mhai_transformer_rows(x, rows, place->inputs, place->inputs);
     mha_tensor out = mhai_transformer_rows(y, rows, place->outputs, stride);
@@ -195,7 +193,7 @@ static mha_status project_to(const mhai_call *c, const mhai_place_linear *place,
 mha_status mhai_call_project(const mhai_call *c, const mhai_place_linear *place,
                              mha_activation activation, const float *x, int64_t rows, float *y)
 {
-    return project_to(c, place, activation, x, rows, place->outputs, y);
+    return mhai_call_project_to(c, place, activation, x, rows, place->outputs, y);
 }
 
 /* Compute the input of a step: the stream or, with pre-norm, its norm. */
@@ -386,8 +384,10 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     if (wanted) clear_part(wanted, layer, count.q);
     if (count.q == 0 && !convolves) return only_bias(c, place, kept, next);
     MHA_TRY(begin_step(c, &place->step, &kept->step));
-    MHA_TRY(project_to(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows,
-                       cross ? place->in.outputs : mix.width, kept->qkv));
+    MHA_TRY(!cross && mhai_transformer_latent(&c->t->desc, layer)
+                ? mhai_latent_project(c, layer)
+                : mhai_call_project_to(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows,
+                                       cross ? place->in.outputs : mix.width, kept->qkv));
     if (cross && !c->step)
         MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     MHA_TRY(convolves ? mhai_convolution_run(c, layer) : run_heads(c, kept, layer, cross));

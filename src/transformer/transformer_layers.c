@@ -180,6 +180,42 @@ static mha_status check_convolution(const mha_transformer_desc *d, const mha_lay
     return MHA_OK;
 }
 
+static mha_status check_latent(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
+{
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
+    const int64_t D = d->head_dim, most = 1 << 20;
+    const bool rotates = d->positions == MHA_ENCODING_ROTARY && !(l->flags & MHA_LAYER_NO_ROPE);
+    if (l->head_norm_epsilon == 0) l->head_norm_epsilon = d->norm_epsilon;
+    if (rotates && l->rotary_dim == 0) l->rotary_dim = l->shared_dim;
+    if (l->flags & (MHA_LAYER_QK_NORM | MHA_LAYER_OUTPUT_GATE) || heads.kv != heads.q ||
+        d->flags & MHA_TRANSFORMER_CROSS)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_layer_desc: latent attention has a key/value head for each head (here "
+                        "%lld for %lld), and no norms of queries and keys, output gates or "
+                        "cross-attention",
+                        (long long)heads.kv, (long long)heads.q);
+    if (!in_bounds(l->latent_dim, most) || !in_bounds(l->value_dim, most) ||
+        l->query_latent_dim < 0 || l->query_latent_dim > most || l->shared_dim < 0 ||
+        l->shared_dim >= D || D > most || heads.q * mhai_max_i64(D, l->value_dim) > INT32_MAX)
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_layer_desc: latent_dim is %lld, value_dim %lld, query_latent_dim %lld, "
+            "shared_dim %lld, head_dim %lld; expected 1..%lld, 1..%lld, 0..%lld, less "
+            "than head_dim, and at most %d numbers in all heads",
+            (long long)l->latent_dim, (long long)l->value_dim, (long long)l->query_latent_dim,
+            (long long)l->shared_dim, (long long)D, (long long)most, (long long)most,
+            (long long)most, INT32_MAX);
+    if (rotates && (l->rotary_dim > l->shared_dim || l->rotary_dim == 0))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: rotary_dim is %lld, expected 2..%lld (shared_dim): latent "
+                        "attention rotates what all heads share; or set MHA_LAYER_NO_ROPE",
+                        (long long)l->rotary_dim, (long long)l->shared_dim);
+    if (l->head_norm_epsilon > 0 && !isinf(l->head_norm_epsilon)) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "mha_layer_desc: head_norm_epsilon is %g, expected a finite number above 0",
+                    (double)l->head_norm_epsilon);
+}
+
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
     const uint32_t other_blocks = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
@@ -191,6 +227,7 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
                         "mha_layer_desc: MHA_LAYER_NO_FEED_FORWARD: only with an ff_dim, and "
                         "without experts and parallel blocks");
     MHA_TRY(mhai_check_range("mha_layer_desc: mixer", l->mixer, 0, MHA_MIXER_STATE_SPACE));
+    const bool latent = l->latent_dim != 0 || l->query_latent_dim != 0 || l->shared_dim != 0;
     if (l->mixer == MHA_MIXER_SHORT_CONVOLUTION) return check_convolution(d, l, layer);
     if (l->mixer) {
         const bool delta = l->mixer == MHA_MIXER_GATED_DELTA;
@@ -199,12 +236,14 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
         if (delta && l->head_norm_epsilon == 0) l->head_norm_epsilon = d->norm_epsilon;
         return MHA_OK;
     }
-    if (l->conv_kernel || l->key_dim || l->value_dim || l->step_least != 0 || l->step_most != 0 ||
-        l->strength_scale != 0 || l->head_norm_epsilon != 0)
+    if (l->conv_kernel || l->key_dim || l->step_least != 0 || l->step_most != 0 ||
+        l->strength_scale != 0 || (!latent && (l->value_dim || l->head_norm_epsilon != 0)))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: conv_kernel, key_dim, value_dim, step_least, step_most, "
-                        "strength_scale and head_norm_epsilon: only with a mixer");
+                        "strength_scale and head_norm_epsilon: only with a mixer; value_dim and "
+                        "head_norm_epsilon also with latent_dim");
     MHA_TRY(mhai_check_flags("mha_layer_desc", l->flags, KNOWN_FLAGS));
+    if (latent) MHA_TRY(check_latent(d, layer, l));
     if (l->flags & MHA_LAYER_BRANCH_NORM && (d->norm == MHA_NORM_NONE || d->flags & other_blocks))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: MHA_LAYER_BRANCH_NORM: only in a transformer with "
@@ -520,12 +559,15 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
 }
 
 /* Let attention validate every field of the descriptor. */
-static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads heads, int64_t D)
+static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads heads, int64_t D,
+                          int64_t Dv)
 {
     const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.q, 1, D});
     const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.kv, 1, D});
+    const mha_tensor v = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.kv, 1, Dv});
+    const mha_tensor o = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.q, 1, Dv});
     mha_attention_plan plan;
-    return mha_attention_explain(context, &a->desc, &q, &k, &k, &q, NULL, &plan);
+    return mha_attention_explain(context, &a->desc, &q, &k, &v, &o, NULL, &plan);
 }
 
 /* Set up views of the parameters that attention reads directly. */
@@ -587,7 +629,8 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
         MHA_TRY(view_parameters(t, l, heads, place));
     else if (l->t5_buckets > 0)
         MHA_TRY(mha_t5_bucket(0, l->t5_buckets, l->t5_max_distance, causal, &bucket));
-    MHA_TRY(explain(context, a, heads.q > 0 ? heads : (mhai_heads){1, 1}, d->head_dim));
+    MHA_TRY(explain(context, a, heads.q > 0 ? heads : (mhai_heads){1, 1}, d->head_dim,
+                    mhai_transformer_mix(d, layer).Dv));
     if (d->positions != MHA_ENCODING_ROTARY || l->flags & MHA_LAYER_NO_ROPE) return MHA_OK;
     return rotate(context, t, l, heads, place);
 }
@@ -599,6 +642,8 @@ mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t
     if (t->desc.positions == MHA_ENCODING_SINUSOIDAL)
         MHA_TRY(take_encoding(t, t->desc.embed_dim, &none, &table));
     for (int64_t i = 0; i < t->desc.num_layers; i++) {
+        t->layers[i].cross.attend.desc = (mha_attention_desc){
+            .struct_size = sizeof(mha_attention_desc), .scale = t->desc.cross_scale};
         const mha_status status = make_layer(context, t, i);
         if (status != MHA_OK) return t->desc.layers ? fail_layer(status, i) : status;
     }

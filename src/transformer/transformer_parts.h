@@ -41,6 +41,9 @@ typedef struct mhai_place_attention {
     mhai_place_linear in;     /* q, k, v and gates; in cross-attention only q */
     mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
     mhai_place_linear out;
+    /* Of latent attention: `in` is W_q or W_qa, `down` W_kva; queries.packed NULL: no W_qb */
+    mhai_place_linear down, queries, keys, values;
+    int64_t latent_norm, query_norm;
     int64_t conv;                 /* of a mixer other than attention */
     int64_t decay, shift, o_norm; /* of a recurrent mixer */
     int64_t conv_bias, skip;      /* of a state space */
@@ -185,7 +188,10 @@ typedef struct mhai_kept_attention {
     float *qkv;    /* [tokens, mhai_mix.width]; in cross-attention [tokens, H D] */
     float *memory; /* cross-attention: [memory rows, 2 Hk D] */
     float *heads;  /* [tokens, mhai_mix.out] */
-    float *lse;    /* [B,H,T]; NULL in mixers other than attention */
+    /* Of latent attention: W_kva x [tokens, r + s] and the norm of its c [tokens, r]; W_qa x and its
+     * norm, both [tokens, query_latent_dim] */
+    float *down, *latent, *query_down, *query_latent;
+    float *lse; /* [B,H,T]; NULL in mixers other than attention */
 } mhai_kept_attention;
 
 /* The routing of a layer's tokens, and memory for the tokens of one expert, or of the shared
@@ -268,6 +274,14 @@ typedef struct mhai_mix {
     int64_t first, channels; /* of its convolution, in a row */
 } mhai_mix;
 
+/* A layer with latent attention and heads; NULL: it is another. */
+static inline const mha_layer_desc *mhai_transformer_latent(const mha_transformer_desc *d,
+                                                            int64_t layer)
+{
+    const mha_layer_desc *l = d->layers ? &d->layers[layer] : NULL;
+    return l && l->latent_dim > 0 && mhai_transformer_heads_of(d, layer, false).q > 0 ? l : NULL;
+}
+
 /* The name of a mixer in parameter names. */
 static inline const char *mhai_mixer_name(mha_mixer mixer)
 {
@@ -284,6 +298,7 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
     if (l) {
         mix.mixer = l->mixer;
         mix.gated = l->flags & MHA_LAYER_OUTPUT_GATE;
+        if (l->latent_dim > 0) mix.Dv = l->value_dim;
     }
     if (mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) {
         mix.out = mix.channels = d->embed_dim;
@@ -329,6 +344,11 @@ MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
 MHA_NODISCARD mha_status mhai_transformer_reject(const char *function, const mha_transformer *t,
                                                  const char *(*of)(const mha_layer_desc *layer),
                                                  const char *so);
+/* The same for layers whose heads are not weights times values alone: those above, but not latent
+ * attention. mhai_layer_beyond_values() gives the phrase. */
+const char *mhai_layer_beyond_values(const mha_layer_desc *layer);
+MHA_NODISCARD mha_status mhai_transformer_weighs_values(const char *function,
+                                                        const mha_transformer *t);
 /* Reject layers without gradients. */
 MHA_NODISCARD mha_status mhai_transformer_trains(const char *function, const mha_transformer *t);
 
@@ -494,6 +514,7 @@ static inline mha_activation mhai_transformer_activation(const mha_transformer *
     case MHA_FEED_FORWARD_RELU: return MHA_ACTIVATION_RELU;
     case MHA_FEED_FORWARD_RELU2: return MHA_ACTIVATION_RELU2;
     case MHA_FEED_FORWARD_QUICK_GELU: return MHA_ACTIVATION_QUICK_GELU;
+    case MHA_FEED_FORWARD_SILU: return MHA_ACTIVATION_SILU;
     case MHA_FEED_FORWARD_GELU_TANH:
     case MHA_FEED_FORWARD_GEGLU_TANH: return MHA_ACTIVATION_GELU_TANH;
     default: return MHA_ACTIVATION_GELU;

@@ -106,9 +106,9 @@ mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_la
     const bool cross = part == MHA_PART_CROSS_ATTENTION;
     const mhai_kept_attention *attention = cross ? &kept->cross : &kept->self;
     view_step(a, &attention->step, next, view);
-    static const mhai_attend plain;
-    view_attention(a, attention, layer, cross,
-                   cross ? &plain : &a->transformer->layers[layer].self.attend, view);
+    const mhai_place_layer *place = &a->transformer->layers[layer];
+    view_attention(a, attention, layer, cross, cross ? &place->cross.attend : &place->self.attend,
+                   view);
     return MHA_OK;
 }
 

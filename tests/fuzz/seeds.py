@@ -3,6 +3,7 @@
 
 A few small valid inputs of each kind, and inputs that once caused faults. Only this script is stored.
 """
+import base64
 import json
 import pathlib
 import random
@@ -347,6 +348,28 @@ def bpe_kinds():
                           normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"})
 
 
+def unigram():
+    """Every step of unigram models. The charsmap writes "b" for "a" and nothing for U+0301."""
+    units, first, second = [0] * 1024, 256, 512
+    units[0] = first << 10
+    units[first ^ 0x61] = (first ^ 0x61 ^ second) << 10 | 1 << 8 | 0x61
+    units[first ^ 0xCC] = (first ^ 0xCC ^ 768) << 10 | 0xCC
+    units[768 ^ 0x81] = (768 ^ 0x81 ^ second) << 10 | 1 << 8 | 0x81
+    units[second] = 1 << 31
+    charsmap = struct.pack("<1025I", 4096, *units) + b"b\0"
+    tokens = ["<unk>", "\u2581", "a", "b", "ab", "\u2581the", "<s>", *(f"<0x{b:02X}>" for b in range(0xC0, 0xD0))]
+    normalizers = [{"type": "Strip", "strip_left": True, "strip_right": True}, {"type": "NFKD"},
+                   {"type": "StripAccents"}, {"type": "Lowercase"},
+                   {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}]
+    return {"added_tokens": [{"id": 6, "content": "<s>", "special": True}],
+            "normalizer": {"type": "Sequence", "normalizers": normalizers},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "WhitespaceSplit"},
+                {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}]},
+            "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": True,
+                      "vocab": [[token, -1.5 * i] for i, token in enumerate(tokens)]}}
+
+
 def of_tokenizer():
     text = "The cats, a\u0301b \u4e2d [MASK]! \ufffd\u200d"
     config = json.dumps({"do_lower_case": True, "model_max_length": 512, "unk_token": "[UNK]"})
@@ -357,6 +380,9 @@ def of_tokenizer():
     for name, made in bpe_kinds():
         yield name, parts("j\0", json.dumps(made), "", "the  aaaa\u00e9 <s> e\u0301 123's\n\n \U0001d165 <mask>ab")
         yield f"{name}-pair", parts("j\xff".encode("latin-1"), json.dumps(made), "", "a <s>  the")
+    for flags in "\0", "\xff":
+        yield f"unigram-{ord(flags)}", parts(f"j{flags}".encode("latin-1"), json.dumps(unigram()), "",
+                                             "The  aabx\u00e9\ufb01 <s> e\u0301\r\n\U0001d165 ")
     for name, pre in {"space": {"type": "WhitespaceSplit"},
                       "characters": {"type": "Split", "pattern": {"Regex": "."},
                                      "behavior": "Isolated", "invert": False},

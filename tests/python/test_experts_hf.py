@@ -77,13 +77,13 @@ KINDS = {
 FAMILIES = [kind for kind in KINDS if "," not in kind]
 
 
-def make(kind, **changes):
-    name, sizes = KINDS[kind]
+def make_net(name, sizes):
+    """A random model in float32."""
     config = name + ("TextConfig" if name == "Qwen3_5Moe" else "Config")
     if not hasattr(transformers, config):
         pytest.skip(f"this transformers has no {config}")
     torch.manual_seed(7)
-    config = getattr(transformers, config)(**{**sizes, **changes})
+    config = getattr(transformers, config)(**sizes)
     config._experts_implementation = "eager"  # the default supports only float32
     net = getattr(transformers, name + "ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -95,6 +95,11 @@ def make(kind, **changes):
             if name.endswith("gate_up_proj") and config.model_type == "gpt_oss":
                 p *= 4  # so that some units are clamped
     return net
+
+
+def make(kind, **changes):
+    name, sizes = KINDS[kind]
+    return make_net(name, {**sizes, **changes})
 
 
 def save(net, folder, tables=False):

@@ -389,7 +389,7 @@ def test_single_word_beside_code_points(tmp_path):
 
 
 REFUSED = {
-    "Lowercase": lambda d: d.update(normalizer={"type": "Lowercase"}),
+    "BertNormalizer": lambda d: d.update(normalizer={"type": "BertNormalizer"}),
     "Whitespace": lambda d: d.update(pre_tokenizer={"type": "Whitespace"}),
     "behind ByteLevel": lambda d: d.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
         d["pre_tokenizer"], {"type": "Digits", "individual_digits": True}]}),
@@ -401,7 +401,7 @@ REFUSED = {
                                               "behavior": "Isolated", "invert": False}),
     "end_of_word_suffix": lambda d: d["model"].update(end_of_word_suffix="</w>"),
     "dropout": lambda d: d["model"].update(dropout=0.1),
-    "Unigram": lambda d: d["model"].update(type="Unigram"),
+    "WordLevel": lambda d: d["model"].update(type="WordLevel"),
     "BertProcessing": lambda d: d.update(post_processor={"type": "BertProcessing"}),
 }
 

@@ -152,16 +152,17 @@ static void round_trips(void)
 /* Any difference from the formats of transformers gives a folder in this library's own format. */
 static void round_trips_of_our_own(void)
 {
-    for (int i = 0; i < 23; i++) {
+    for (int i = 0; i < 24; i++) {
         mha_transformer_desc d = i < 9 || (i > 14 && i < 20) ? llama : bert;
         if (i == 0) d.flags = 0;
+        if (i == 23) d.flags |= MHA_TRANSFORMER_LOGIT_BIAS, d.feed_forward = MHA_FEED_FORWARD_SILU;
         if (i == 1) d.ff_dim = 0;
         if (i == 2) d.norm = MHA_NORM_NONE;
         if (i == 3) d.norm = MHA_NORM_LAYER;
         if (i == 4) d.positions = MHA_ENCODING_SINUSOIDAL;
         if (i == 5) d.positions = MHA_ENCODING_NONE;
         if (i == 6) d.feed_forward = MHA_FEED_FORWARD_RELU;
-        if (i == 7) d.flags |= MHA_TRANSFORMER_CROSS, d.memory_dim = 12;
+        if (i == 7) d.flags |= MHA_TRANSFORMER_CROSS, d.memory_dim = 12, d.cross_scale = 1.5f;
         if (i == 8) d.flags |= MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_OUTPUT;
         if (i == 9) d.flags &= ~(uint32_t)MHA_TRANSFORMER_BIAS;
         if (i == 10) d.kv_heads = 1;

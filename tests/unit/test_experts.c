@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { L = 3, B = 2, T = 40, V = 23, H = 4, E = 16, F = 24, MOST = 7 };
+enum { L = 5, B = 2, T = 40, V = 23, H = 4, E = 16, F = 24, MOST = 7 };
 
 #define NORMED \
     .struct_size = sizeof(mha_layer_desc), .flags = MHA_LAYER_QK_NORM | MHA_LAYER_QK_NORM_ROW
@@ -29,7 +29,14 @@ static const mha_layer_desc layers[L] = {
                  .used = 3,
                  .scale = 1.5f,
                  .sum_epsilon = 0.25f,
-                 .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_NORMALISED | MHA_EXPERTS_SCORE_BIAS}}};
+                 .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_NORMALISED | MHA_EXPERTS_SCORE_BIAS}},
+    {NORMED, .experts = {.count = 6, .used = 3, .groups = 3, .groups_used = 2}},
+    {NORMED,
+     .experts = {.count = 6,
+                 .used = 2,
+                 .groups = 2,
+                 .groups_used = 1,
+                 .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_SCORE_BIAS | MHA_EXPERTS_GROUP_PAIRS}}};
 
 static mha_transformer *make_typed(mha_context *context, int64_t types)
 {
@@ -113,6 +120,25 @@ static void add_layer(mha_transformer *t, int64_t layer, const char *prefix, int
     for (int64_t e = 0; e < E; e++) y[e] += factor * dot(w[2] + e * width, hidden, width);
 }
 
+/* Close the experts of the open group with the smallest score. */
+static void close_group(const mha_experts_desc *d, const double *s, const float *bias, bool *closed)
+{
+    const int64_t each = d->count / d->groups;
+    int64_t worst = -1;
+    double least = 0;
+    for (int64_t g = 0; g < d->groups; g++) {
+        double score = -10, key[MOST];
+        for (int64_t i = 0; i < each; i++)
+            key[i] = s[g * each + i] + (bias ? (double)bias[g * each + i] : 0);
+        for (int64_t i = 0; i < each; i++) score = fmax(score, key[i]);
+        if (d->flags & MHA_EXPERTS_GROUP_PAIRS) score = -10;
+        for (int64_t i = 0; d->flags & MHA_EXPERTS_GROUP_PAIRS && i < each; i++)
+            for (int64_t k = 0; k < i; k++) score = fmax(score, key[i] + key[k]);
+        if (!closed[g * each] && (worst < 0 || score <= least)) worst = g, least = score;
+    }
+    for (int64_t i = 0; i < each; i++) closed[worst * each + i] = true;
+}
+
 /* The scores of a layer's experts, and its chosen experts. */
 static void route(mha_transformer *t, int64_t layer, const double *x, double *s, bool *chosen)
 {
@@ -127,12 +153,16 @@ static void route(mha_transformer *t, int64_t layer, const double *x, double *s,
         sum += s[i];
     }
     for (int64_t i = 0; i < d->count && !squash; i++) s[i] /= sum;
+    bool closed[MOST] = {false};
+    for (int64_t g = 0; d->groups && g < d->groups - d->groups_used; g++)
+        close_group(d, s, bias, closed);
     memset(chosen, 0, MOST * sizeof *chosen);
     for (int64_t k = 0; k < d->used; k++) {
         int64_t best = -1;
         for (int64_t i = 0; i < d->count; i++)
-            if (!chosen[i] && (best < 0 || s[i] + (bias ? (double)bias[i] : 0) >
-                                               s[best] + (bias ? (double)bias[best] : 0)))
+            if (!chosen[i] && !closed[i] &&
+                (best < 0 ||
+                 s[i] + (bias ? (double)bias[i] : 0) > s[best] + (bias ? (double)bias[best] : 0)))
                 best = i;
         chosen[best] = true;
     }
@@ -146,6 +176,7 @@ static void run_plain(mha_transformer *t, int64_t layer, const double *x, double
     double s[MOST], sum = (double)d->sum_epsilon;
     route(t, layer, x, s, chosen);
     for (int64_t i = 0; i < d->count; i++) sum += chosen[i] ? s[i] : 0;
+    if (!(d->flags & MHA_EXPERTS_NORMALISED)) sum = 1;
     for (int64_t e = 0; e < E; e++) y[e] = 0;
     if (d->shared_dim > 0)
         add_layer(t, layer, "mlp.shared_expert", d->shared_dim, x,
@@ -194,7 +225,8 @@ static void routing_and_outputs_are_plain_loops(void)
     expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
     expect_ok(mha_activations_layer(a, 1, MHA_PART_FEED_FORWARD, &v));
     assert_true(v.hidden.ndim == 3 && v.experts.ndim == 0);
-    for (int64_t layer = 0; layer < L; layer += 2) {
+    for (int64_t layer = 0; layer < L; layer++) {
+        if (layers[layer].experts.count == 0) continue;
         expect_ok(mha_activations_layer(a, layer, MHA_PART_FEED_FORWARD, &v));
         assert_true(v.hidden.ndim == 0 && v.experts.shape[2] == layers[layer].experts.used);
         for (int64_t row = 0; row < B * T; row++) compare_token(t, layer, &v, row);
@@ -295,5 +327,32 @@ static void what_is_not_supported_is_refused(void)
     mha_transformer_destroy(t);
 }
 
-RUN_TESTS(TEST(routing_and_outputs_are_plain_loops), TEST(steps_batches_and_threads_change_no_bit),
+static void groups_are_checked(void)
+{
+    static const struct {
+        mha_experts_desc experts;
+        const char *words;
+    } wrong[] = {
+        {{.count = 6, .used = 1, .groups = 4}, "groups is 4"},
+        {{.count = 6, .used = 1, .groups = 3, .groups_used = 4}, "groups_used 4"},
+        {{.count = 6, .used = 3, .groups = 3, .groups_used = 1}, "3 or more in the groups used"},
+        {{.count = 6, .used = 1, .groups = 6, .flags = MHA_EXPERTS_GROUP_PAIRS},
+         "at least 2 in each group"},
+        {{.count = 6, .used = 1, .flags = MHA_EXPERTS_GROUP_PAIRS << 1}, "flags"}};
+    mha_context *context = context_with(1);
+    mha_transformer *t = make(context), *other = NULL;
+    mha_transformer_desc d = MHA_INIT(mha_transformer_desc);
+    mha_transformer_describe(t, &d);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        const mha_layer_desc one = {.struct_size = sizeof one, .experts = wrong[i].experts};
+        d.num_layers = 1;
+        d.layers = &one;
+        expect_error(mha_transformer_create(context, &d, &other),
+                     i < 4 ? MHA_ERR_ARGUMENT : MHA_ERR_UNSUPPORTED, wrong[i].words);
+    }
+    mha_transformer_destroy(t);
+}
+
+RUN_TESTS(TEST(groups_are_checked), TEST(routing_and_outputs_are_plain_loops),
+          TEST(steps_batches_and_threads_change_no_bit),
           TEST(routes_are_those_of_a_forward_call), TEST(what_is_not_supported_is_refused))

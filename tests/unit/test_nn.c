@@ -83,13 +83,19 @@ static double activated(mha_activation activation, double x, double *bound)
         *bound = 1.1 * *bound + 0x1p-24 * (fabs(y) + 1.1 * *bound) + 0x1p-149;
         return y;
     }
+    case MHA_ACTIVATION_SILU: /* the slope is at most 1.1; as in test_nn_backward.c */
+        *bound = 1.1 * *bound + (1.4 * fabs(x) + 9) * 0x1p-24 * fabs(x / (1 + exp(-x))) +
+                 0x1p-125 * fabs(x);
+        return x / (1 + exp(-x));
     default: return x;
     }
 }
 
 static const mha_activation fusible[] = {MHA_ACTIVATION_NONE, MHA_ACTIVATION_GELU,
                                          MHA_ACTIVATION_RELU, MHA_ACTIVATION_RELU2,
-                                         MHA_ACTIVATION_QUICK_GELU};
+                                         MHA_ACTIVATION_SILU, MHA_ACTIVATION_QUICK_GELU};
+
+enum { FUSIBLE = sizeof fusible / sizeof fusible[0] };
 
 /* Every element, or an even sample of a large output. */
 static void linear_compare(const linear_case *c, const machine *m, mha_activation activation,
@@ -126,7 +132,7 @@ static void linear_layers(void)
         if (i == 0) M = 300, K = 400, N = 70; /* several blocks of rows, of inputs and of panels */
         while (M * K * N > 20000000) *(rng_chance(&r, 0.5) ? &M : &N) /= 2;
         linear_case c = linear_case_make(&r, M, K, N);
-        mha_activation activation = fusible[rng_between(&r, 0, 3)];
+        mha_activation activation = fusible[rng_between(&r, 0, FUSIBLE - 1)];
         guarded avx2 = guarded_make(&r, MHA_F32, 2, (int64_t[]){M, N}, LAYOUT_CONTIGUOUS);
         for (int m = 0; m < all.count; m++) {
             if (all.each[m].path == MHA_PATH_PLAIN) continue; /* has no portable path */
@@ -161,7 +167,7 @@ static void linear_bits(void)
         int64_t M = rng_between(&r, 1, 120), K = RNG_PICK(&r, sizes), N = RNG_PICK(&r, sizes);
         linear_case c = linear_case_make(&r, M, K, N);
         int64_t from = rng_between(&r, 0, M - 1), rows = rng_between(&r, 1, M - from);
-        mha_activation activation = fusible[rng_between(&r, 0, 3)];
+        mha_activation activation = fusible[rng_between(&r, 0, FUSIBLE - 1)];
         for (int m = 0; m < one.count; m++) {
             linear_case part = c;
             linear_run(one.each[m].context, &c, activation);

@@ -317,6 +317,20 @@ static double bound_quick_gelu_slope(double x)
 {
     return 0x1p-50 * (1 + fabs(x));
 }
+
+/* The sigmoid's exponent is rounded twice (1.4 u |g|), its exponential has an error of at most 3.5
+ * u, and a sum and a quotient follow; es is the total. Products follow and, in the slope, 1 - s
+ * with an absolute error of s es. */
+static double bound_silu(double g)
+{
+    return ((1.4 * fabs(g) + 6) * u + 3 * u) * fabs(silu(g)) + 0x1p-125 * fabs(g);
+}
+static double bound_silu_slope(double g)
+{
+    const double s = 1 / (1 + exp(-g)), es = (1.4 * fabs(g) + 6) * u;
+    const double slope = (1 + fabs(g) * (1 - s)) * (es + 4 * u) + fabs(g) * (s * es + 2 * u);
+    return s * slope + 0x1p-125 * fabs(g) + 1e-37;
+}
 static double no_error(double x)
 {
     (void)x;
@@ -335,8 +349,11 @@ static const struct activation_kind {
     {MHA_ACTIVATION_RELU, relu, no_error, relu_slope, no_error},
     {MHA_ACTIVATION_GELU_TANH, gelu_tanh, bound_gelu_tanh, gelu_tanh_slope, bound_gelu_tanh_slope},
     {MHA_ACTIVATION_RELU2, relu2, bound_relu2, relu2_slope, no_error},
+    {MHA_ACTIVATION_SILU, silu, bound_silu, silu_slope, bound_silu_slope},
     {MHA_ACTIVATION_QUICK_GELU, quick_gelu, bound_quick_gelu, quick_gelu_slope,
      bound_quick_gelu_slope}};
+
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 static void activations(void)
 {
@@ -348,7 +365,7 @@ static void activations(void)
             rng r = rng_make(rng_run_seed(), 2000 + (uint64_t)i);
             int64_t M = rng_between(&r, 0, 9), N = rng_between(&r, 0, 70);
             guarded x = matrix(&r, M, N, 3), dy = matrix(&r, M, N, 1), dx = matrix(&r, M, N, 1);
-            const struct activation_kind *k = &kinds[rng_between(&r, 0, 3)];
+            const struct activation_kind *k = &kinds[rng_between(&r, 0, KINDS - 1)];
             expect_ok(mha_activation_forward(m->context, k->kind, &x.view, &dx.view));
             for (int64_t e = 0; e < M * N; e++) {
                 double v = at(&x, e / N, e % N);
@@ -388,15 +405,9 @@ static unit unit_of(const struct activation_kind *k, double g)
                   k->slope_bound(g) + 3 * u * fabs(slope)};
 }
 
-/* The sigmoid's exponent is rounded twice (1.4 u |g|), its exponential has an error of at most 3.5
- * u, and a sum and a quotient follow; es is the total. Products follow and, in the slope, 1 - s
- * with an absolute error of s es. */
 static unit silu_of(double g)
 {
-    const double s = 1 / (1 + exp(-g)), es = (1.4 * fabs(g) + 6) * u, tiny = 0x1p-125 * fabs(g);
-    const double slope = (1 + fabs(g) * (1 - s)) * (es + 4 * u) + fabs(g) * (s * es + 2 * u);
-    return (unit){silu(g), (es + 3 * u) * fabs(silu(g)) + tiny, silu_slope(g),
-                  s * slope + tiny + 1e-37};
+    return (unit){silu(g), bound_silu(g), silu_slope(g), bound_silu_slope(g)};
 }
 
 /* One random case of activation k, or of mha_swiglu(). */
@@ -439,7 +450,8 @@ static void gated_units(void)
             tally t = {.name = all.each[j].name};
             for (int i = 0; i < rng_cases(40, 500); i++) {
                 rng r = rng_make(rng_run_seed(), (swiglu ? 3000 : 5000) + (uint64_t)i);
-                check_gated(&all.each[j], &r, swiglu ? NULL : &kinds[rng_between(&r, 0, 3)], &t);
+                check_gated(&all.each[j], &r, swiglu ? NULL : &kinds[rng_between(&r, 0, KINDS - 1)],
+                            &t);
             }
             tally_judge(&t);
         }

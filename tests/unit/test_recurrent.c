@@ -431,6 +431,140 @@ static void rows_have_the_same_bits_in_blocks_of_any_size(void)
     }
 }
 
+/* ---- long maps -------------------------------------------------------------------------------- */
+
+enum { LONG_T = 4096, LONG_D = 7, LONG_H = 4, LONG_ROWS = 3 };
+
+/* Heads that share q and k. Head 0 has strengths up to 1, the others up to 2. Decays are near 1, near 0 in head 2, and of
+ * both kinds in head 3. */
+typedef struct long_text {
+    trial x;
+    int64_t rows[LONG_ROWS];
+    double (*exact)[LONG_H][LONG_T]; /* [LONG_ROWS] */
+    double (*o)[LONG_H][8];          /* [T], in double */
+    int64_t compared;
+    tally map, outputs;
+} long_text;
+
+static void long_make(long_text *y, rng *r)
+{
+    trial *x = &y->x;
+    *x = (trial){.B = 1, .H = LONG_H, .D = LONG_D, .Dv = 3, .desc = MHA_INIT(mha_recurrent_desc)};
+    x->T = LONG_T - rng_between(r, 0, 63);
+    const int64_t shared[] = {1, 1, x->T, x->D}, own[] = {1, x->H, x->T, x->Dv};
+    x->q = guarded_filled(r, 4, shared, LAYOUT_CONTIGUOUS, 1);
+    x->k = guarded_filled(r, 4, shared, LAYOUT_CONTIGUOUS, 1);
+    x->v = guarded_filled(r, 4, own, LAYOUT_CONTIGUOUS, 1);
+    x->decay = guarded_make(r, MHA_F32, 3, own, LAYOUT_CONTIGUOUS);
+    x->strength = guarded_make(r, MHA_F32, 3, own, LAYOUT_CONTIGUOUS);
+    normalise(&x->q.view), normalise(&x->k.view);
+    float *decay = x->decay.view.data, *strength = x->strength.view.data;
+    for (int64_t i = 0; i < x->H * x->T; i++) {
+        const int64_t h = i / x->T;
+        const bool strong = h == 2 || (h == 3 && rng_chance(r, 0.02));
+        decay[i] = !strong               ? -1e-3f * (float)rng_uniform(r)
+                   : rng_chance(r, 0.02) ? -INFINITY
+                                         : -1 - 20 * (float)rng_uniform(r);
+        strength[i] = h == 0 ? (float)rng_uniform(r) : any_strength(r);
+    }
+    x->desc.flags = MHA_RECURRENT_DELTA;
+    x->desc.log_decay = &x->decay.view, x->desc.strength = &x->strength.view;
+    const int64_t rows[] = {x->T - 1, rng_between(r, 1000, 2500), rng_between(r, 0, 99)};
+    memcpy(y->rows, rows, sizeof rows);
+}
+
+static double product_of(const trial *x, const guarded *a, int64_t i, int64_t j)
+{
+    const float *row = (const float *)a->view.data + i * LONG_D,
+                *key = (const float *)x->k.view.data + j * LONG_D;
+    double sum = 0;
+    for (int d = 0; d < LONG_D; d++) sum += (double)row[d] * (double)key[d];
+    return sum;
+}
+
+/* Row t of (Q K^T o G) (I + tril(diag(b) (K K^T o G), -1))^-1 diag(b), by substitution from the last key. G is a running
+ * product, so decays may be 0. */
+static void solve_row(const trial *x, int64_t t, double (*y)[LONG_T])
+{
+    const float *strength = x->strength.view.data, *decay = x->decay.view.data;
+    double(*a)[LONG_T] = calloc(LONG_H, sizeof *a), g[LONG_H];
+    for (int64_t i = 0; i < LONG_H * x->T; i++) a[i / x->T][i % x->T] = exp((double)decay[i]);
+    for (int h = 0; h < LONG_H; h++) g[h] = 1 / sqrt((double)LONG_D);
+    for (int64_t j = t; j >= 0; j--) {
+        const double qk = product_of(x, &x->q, t, j);
+        for (int h = 0; h < LONG_H; h++) y[h][j] = qk * g[h], g[h] *= a[h][j];
+    }
+    for (int64_t i = t; i >= 0; i--) {
+        for (int h = 0; h < LONG_H; h++) g[h] = y[h][i] *= (double)strength[h * x->T + i];
+        for (int64_t j = i - 1; j >= 0; j--) {
+            const double kk = product_of(x, &x->k, i, j);
+            for (int h = 0; h < LONG_H; h++) g[h] *= a[h][j + 1], y[h][j] -= kk * g[h];
+        }
+    }
+    free(a);
+}
+
+/* recurrent.h has the bound for an element of M. */
+static mha_status compare_long_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    long_text *y = user;
+    const trial *x = &y->x;
+    const double c = 3 * (double)(LONG_D + 80) * 0x1p-24 / sqrt((double)LONG_D);
+    for (int n = 0; n < LONG_ROWS * LONG_H; n++) {
+        const int64_t t = y->rows[n / LONG_H], h = n % LONG_H;
+        double sums[3] = {0}, bounds[3] = {1e-9, 1e-9, 1e-9}, g = 1;
+        if (t < row || t >= row + p->shape[1]) continue;
+        y->compared++;
+        for (int64_t j = t; j >= 0; j--) {
+            const double m = broadcast(p, h, t - row, j, 0);
+            const double bound =
+                c * (double)((t - j) / 32 + 2) * g * broadcast(x->desc.strength, b, h, j, 0) +
+                1e-30;
+            tally_compare(&y->map, m, y->exact[n / LONG_H][h][j], bound);
+            g *= exp(broadcast(x->desc.log_decay, b, h, j, 0));
+            for (int d = 0; d < 3; d++) {
+                const double value = broadcast(&x->v.view, b, h, j, d);
+                sums[d] += m * value, bounds[d] += bound * fabs(value);
+            }
+        }
+        for (int d = 0; d < 3; d++) tally_compare(&y->outputs, sums[d], y->o[t][h][d], bounds[d]);
+    }
+    return MHA_OK;
+}
+
+/* Rows of M are solutions of triangular systems in double, and M v = o, for texts of 4096 tokens. */
+static void long_maps_solve_triangular_systems(void)
+{
+    long_text y = {.map = {.name = "M, long"}, .outputs = {.name = "M v, long"}};
+    tally near = {.name = "o, long"};
+    y.exact = calloc(LONG_ROWS, sizeof *y.exact), y.o = calloc(LONG_T, sizeof *y.o);
+    for (int i = 0, end = rng_cases(1, 8); i < end; i++) {
+        rng r = rng_make(rng_run_seed(), 70000 + (uint64_t)i);
+        long_make(&y, &r);
+        guarded o = output_of(&y.x, &r);
+        mha_context *context = machines_context(2, i);
+        for (int n = 0; n < LONG_ROWS; n++) solve_row(&y.x, y.rows[n], y.exact[n]);
+        for (int h = 0; h < LONG_H; h++) {
+            double s[LONG_D * 3] = {0}, bound;
+            exact e = {.s = s};
+            for (int64_t t = 0; t < y.x.T; t++) exact_step(&y.x, &e, 0, h, t, y.o[t][h], &bound);
+        }
+        expect_ok(mha_recurrent_forward(context, &y.x.desc, &y.x.q.view, &y.x.k.view, &y.x.v.view,
+                                        NULL, &o.view));
+        check_outputs(&y.x, &o.view, NULL, &near);
+        expect_ok(mha_recurrent_visit_rows(context, &y.x.desc, &y.x.q.view, &y.x.k.view, LONG_H, 0,
+                                           compare_long_rows, &y));
+        assert_int_equal(y.compared, (i + 1) * LONG_ROWS * LONG_H);
+        guarded_free(&o);
+        trial_free(&y.x);
+    }
+    free(y.exact), free(y.o);
+    assert_int_equal(near.exceeded + y.map.exceeded + y.outputs.exceeded, 0);
+    tally_judge(&near);
+    tally_judge(&y.map);
+    tally_judge(&y.outputs);
+}
+
 static void nothing_of_later_tokens_reaches_earlier_ones(void)
 {
     for (int i = 0, end = rng_cases(20, 200); i < end; i++) {
@@ -754,6 +888,7 @@ RUN_TESTS(TEST(outputs_and_states_are_within_the_bound),
           TEST(parts_of_any_sizes_have_the_bits_of_the_whole),
           TEST(rows_of_the_map_times_values_are_the_outputs),
           TEST(rows_have_the_same_bits_in_blocks_of_any_size),
+          TEST(long_maps_solve_triangular_systems),
           TEST(nothing_of_later_tokens_reaches_earlier_ones),
           TEST(states_are_copied_written_and_reset),
           TEST(non_finite_numbers_reach_what_the_header_says),

@@ -443,6 +443,40 @@ static void random_problems(void)
     }
 }
 
+/* With positive inputs and without the delta rule, no term of a gradient is negative, so that its error is relative to
+ * itself: a chain of c for each block, and two more. Decays of e^-12 must not change that, although the terms that do
+ * not contain them are 160,000 times as large. */
+static void gradients_of_strong_decays_are_exact(void)
+{
+    enum { BLOCKS = 3 };
+    for (int n = 0; n < rng_cases(4, 60); n++) {
+        rng r = rng_make(rng_run_seed(), 2000000 + (uint64_t)n);
+        problem x;
+        double *exact[INPUTS], *bound[INPUTS];
+        call c;
+        do make(&x, &r, false);
+        while ((!x.given[DECAY] || x.shape[DECAY][3] > 1 || x.T < 40 || x.T > 32 * BLOCKS) &&
+               (unmake(&x), true));
+        x.delta = false;
+        for (int i = 0; i < ALL; i++)
+            for (int64_t j = 0; j < x.count[i]; j++)
+                x.in[i][j] = i == DECAY ? (double)(float)(-12 * rng_uniform(&r)) : fabs(x.in[i][j]);
+        allocate(&x, exact), allocate(&x, bound);
+        reference(&x, exact, bound);
+        prepare(&c, &x);
+        expect_ok(backward(machines_context(2, n), &x, &c));
+        for (int64_t j = 0; j < x.count[DECAY]; j++) {
+            const double got = (double)((const float *)c.out[DECAY].data)[j],
+                         wanted = exact[DECAY][j];
+            if (!(fabs(got - wanted) <= (BLOCKS + 2) * rounding(&x) * wanted))
+                fail_msg("dlog_decay[%lld] is %.9g, exact %.9g", (long long)j, got, wanted);
+        }
+        dispose(&c);
+        release(exact), release(bound);
+        unmake(&x);
+    }
+}
+
 static void misuse_is_refused(void)
 {
     rng r = rng_make(1, 2);
@@ -509,5 +543,6 @@ static void no_sequences_give_zeros(void)
     for (int i = 0; i < 6; i++) assert_true(out[i] == 0);
 }
 
-RUN_TESTS(TEST(gradients_are_differences), TEST(random_problems), TEST(misuse_is_refused),
+RUN_TESTS(TEST(gradients_are_differences), TEST(random_problems),
+          TEST(gradients_of_strong_decays_are_exact), TEST(misuse_is_refused),
           TEST(no_sequences_give_zeros), TEST(sizes_that_overflow_are_refused))

@@ -390,8 +390,8 @@ static void test_refuses_json(void)
     refuse(NULL, "[]", NULL, bad, "a list, expected a JSON object");
     refuse(NULL, "{\"a\":1,\"a\":2}", NULL, bad, "duplicate");
     refuse(NULL, "{}", NULL, other, "model is 'nothing'");
-    refuse(NULL, "{\"model\":{\"type\":\"Unigram\"}}", NULL, other, "model is 'Unigram'");
-    refuse(NULL, "{\"model\":{\"type\":7}}", NULL, other, "only WordPiece and BPE");
+    refuse(NULL, "{\"model\":{\"type\":\"WordLevel\"}}", NULL, other, "model is 'WordLevel'");
+    refuse(NULL, "{\"model\":{\"type\":7}}", NULL, other, "only WordPiece, BPE");
     refuse(NULL, "{\"model\":[]}", NULL, other, "model is 'a list'");
     refuse(NULL, "{" MODEL(VOCAB) "}", NULL, other, "normalizer is 'nothing'");
     refuse(NULL, "{\"normalizer\":{\"type\":\"Sequence\"}," MODEL(VOCAB) "}", NULL, other,

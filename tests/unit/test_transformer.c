@@ -89,10 +89,14 @@ static mha_transformer_desc some_desc(rng *r, bool mixed)
     d.feed_forward = (mha_feed_forward)rng_between(r, 0, 6);
     if (d.feed_forward == MHA_FEED_FORWARD_RELU)
         d.feed_forward = MHA_FEED_FORWARD_GELU; /* smooth */
+    if (rng_chance(r, 0.1)) d.feed_forward = MHA_FEED_FORWARD_SILU;
     if (rng_chance(r, 0.5)) d.flags |= MHA_TRANSFORMER_CAUSAL;
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_CROSS;
     if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_TIED;
-    if (rng_chance(r, 0.2)) d.flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    if (rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_LOGIT_BIAS;
+    if (rng_chance(r, 0.2))
+        d.flags = (d.flags | MHA_TRANSFORMER_NO_OUTPUT) & ~(uint32_t)MHA_TRANSFORMER_LOGIT_BIAS;
+    if (d.flags & MHA_TRANSFORMER_CROSS && rng_chance(r, 0.4)) d.cross_scale = 1.3f;
     blocks_draw(r, &d);
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     if (d.flags & MHA_TRANSFORMER_CROSS && rng_chance(r, 0.5)) d.memory_dim = 6;
@@ -639,6 +643,7 @@ static void check_heads(mha_context *context, const example *e, int64_t layer, b
     mha_tensor lse = view->lse, heads = view->heads;
     lse.data = lse_data, heads.data = heads_data;
     described own = {.desc = {.struct_size = sizeof own.desc}};
+    if (cross) own.desc.scale = e->desc.cross_scale;
     if (!cross) describe_self(e, layer, &own);
     if (all_gates)
         own.gates = mha_tensor_contiguous((float *)all_gates->data + layer * H, MHA_F32, 1, &H);
@@ -1073,6 +1078,11 @@ static void create_errors(void)
     ROW(MHA_ERR_ARGUMENT, "no logits", d.logit_softcap = 1, d.flags = MHA_TRANSFORMER_NO_OUTPUT);
     ROW(MHA_ERR_SHAPE, "even", d.head_dim = 3, d.positions = MHA_ENCODING_ROTARY);
     ROW(MHA_ERR_ARGUMENT, "memory_dim", d.memory_dim = 3);
+    ROW(MHA_ERR_ARGUMENT, "cross_scale is 2", d.cross_scale = 2);
+    ROW(MHA_ERR_ARGUMENT, "cross_scale is inf", d.cross_scale = INFINITY,
+        d.flags = MHA_TRANSFORMER_CROSS);
+    ROW(MHA_ERR_ARGUMENT, "no logits",
+        d.flags = MHA_TRANSFORMER_LOGIT_BIAS | MHA_TRANSFORMER_NO_OUTPUT);
     ROW(MHA_ERR_SIZE, "do not fit", d.vocab_size = d.num_layers = INT32_MAX,
         d.embed_dim = INT32_MAX - 1);
 #undef ROW
@@ -1175,7 +1185,7 @@ static void layers_are_checked(void)
          "mha_experts_desc: 5 of 4 experts"},
         {{.experts = {.used = 1}}, MHA_ERR_ARGUMENT, "1 of 0 experts are used"},
         {{.experts = {.count = 1 << 17, .used = 1}}, MHA_ERR_ARGUMENT, "expected 1..65536 experts"},
-        {{.experts = {.count = 4, .used = 1, .flags = 32}}, MHA_ERR_UNSUPPORTED, "flags 0x20"},
+        {{.experts = {.count = 4, .used = 1, .flags = 64}}, MHA_ERR_UNSUPPORTED, "flags 0x40"},
         {{.experts = {.count = 4, .used = 1, .ff_dim = 8, .scale = -1}},
          MHA_ERR_ARGUMENT,
          "scale is -1"},

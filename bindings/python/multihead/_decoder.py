@@ -35,7 +35,8 @@ class DecoderOptions(TypedDict, total=False):
 
 
 def describe(type: str = "f32", page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
-             streaming: bool = False, batch: int = 0, capacity: int = 0, max_step: int = 0) -> Any:
+             streaming: bool = False, batch: int = 0, capacity: int = 0, max_step: int = 0,
+             memory_capacity: int = 0) -> Any:
     """The caches of a decoder."""
     if type not in _TYPES:
         raise ValueError(f"type: {type!r} is not one of {', '.join(_TYPES)}")
@@ -43,7 +44,8 @@ def describe(type: str = "f32", page: int = 0, pages: int = 0, window: int = 0, 
     return _abi.DecoderDesc(
         flags=_abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * truth(streaming, "streaming"),
         cache_type=_abi.DTYPES[code], key_scales=_abi.KV_SCALES[scales], page_size=page, pages=pages, window=window,
-        sink_keys=(4 if window else 0) if sinks is None else sinks, batch=batch, capacity=capacity, max_step=max_step)
+        sink_keys=(4 if window else 0) if sinks is None else sinks, batch=batch, capacity=capacity, max_step=max_step,
+        memory_capacity=memory_capacity)
 
 
 class Decoder:
@@ -56,6 +58,7 @@ class Decoder:
         window     number of last tokens that a token attends to, including itself; 0: all
         sinks      number of first tokens that it also attends to; default 4 with a window
         streaming  count positions within the cache (StreamingLLM), so that a text may exceed the model's positions
+        memory     [1,S,E] the rows of an encoder (`Model.decoder` gives them), for every sequence
 
     With type "f32" and no window, logits are bit-identical to one pass over the whole text. Calls from several threads
     wait for each other. docs/caches.md lists the costs of types and windows.
@@ -63,7 +66,7 @@ class Decoder:
 
     def __init__(self, model: Model, *, batch: int = 1, capacity: int = 0, type: str = "f32",
                  page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
-                 streaming: bool = False) -> None:
+                 streaming: bool = False, memory: np.ndarray[Any, Any] | None = None) -> None:
         if batch < 1:
             raise ValueError(f"batch: {batch} is not a number of sequences from 1 on")
         self.model = model
@@ -73,10 +76,14 @@ class Decoder:
         self._vocab_size = int(model._desc.vocab_size)
         self.capacity = most = capacity or model.max_positions
         self.max_step = min(most, _MOST_STEP)
-        desc = describe(type, page, pages, window, sinks, streaming, batch, capacity, self.max_step)
+        desc = describe(type, page, pages, window, sinks, streaming, batch, capacity, self.max_step,
+                        0 if memory is None else memory.shape[1])
         with default_context() as handle:
             check(library.mha_decoder_create(handle, model._net, C.byref(desc),
                                              C.byref(self._handle)))
+            if memory is not None:
+                rows = np.ascontiguousarray(np.repeat(memory, batch, 0))
+                check(library.mha_decoder_set_memory(handle, self._handle, C.byref(_tensor.tensor(rows)), None))
 
     def __del__(self, destroy: Any = library.mha_decoder_destroy) -> None:
         if getattr(self, "_handle", None):
@@ -161,13 +168,14 @@ class Generation:
     """A prompt that a model continues: the pieces of text."""
 
     def __init__(self, model: Model, prompt: list[int], max_tokens: int, stops: list[bytes],
-                 sampling: _abi.Sampling, cache: _abi.DecoderDesc) -> None:
+                 sampling: _abi.Sampling, cache: _abi.DecoderDesc, source: list[int]) -> None:
         self._model, self._library, self._handle = model, model._library, C.c_void_p()
-        ids = np.array(prompt, np.int32)
+        ids, read = np.array(prompt, np.int32), np.array(source, np.int32)
         texts = (C.c_char_p * len(stops))(*stops)
         desc = _abi.GenerationDesc(prompt=ids.ctypes.data, prompt_count=len(ids), max_tokens=max_tokens,
                                    stops=C.cast(texts, C.POINTER(C.c_char_p)), stop_count=len(stops), sampling=C.pointer(sampling),
-                                   cache=C.pointer(cache))
+                                   cache=C.pointer(cache), source=read.ctypes.data if source else None,
+                                   source_count=len(read))
         with default_context() as handle:
             check(self._library.mha_generation_create(handle, model._handle, C.byref(desc), C.byref(self._handle)))
 

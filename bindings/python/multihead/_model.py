@@ -21,6 +21,7 @@ from ._tokens import Tokens, Writer, label, read, utf8
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 OUTPUTS = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
+_TOWER_OUTPUTS = ("probabilities", "cross_probabilities")
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 _CACHE = tuple(name for name in DecoderOptions.__annotations__ if name not in ("batch", "capacity"))
 _MEANT = {"max_new_tokens": "max_tokens", "max_length": "max_tokens", "do_sample": "temperature",
@@ -52,13 +53,17 @@ class ModelAttention:
     """[H,T,Dv] the heads' outputs before W_o."""
     lse: list[Floats] | None = None
     """[H,T] natural logarithm of the sum of exp(score)."""
+    cross_probabilities: list[Floats] | None = None
+    """[H,T,S] weights of cross-attention, in the decoder of an encoder-decoder: row t sums to 1."""
+    source: Tokens | None = None
+    """The S tokens of the encoder's text."""
     model: str = ""
     """The name of the model."""
     scales: list[float] | None = None
     """The factor of q . k in the scores, per layer."""
 
     def __repr__(self) -> str:
-        given = ", ".join(name for name in OUTPUTS if getattr(self, name) is not None)
+        given = ", ".join(name for name in (*OUTPUTS, "cross_probabilities") if getattr(self, name) is not None)
         return (f"<multihead.ModelAttention of {self.model!r}: {given} of {len(self.layers)} layers, "
                 f"{len(self.tokens)} tokens>")
 
@@ -132,6 +137,10 @@ class Model:
         with default_context() as handle:
             check(self._library.mha_model_load(handle, file_name(self.path), C.byref(options),
                                                C.byref(self._handle)))
+        self._owner: Model | None = None
+        self._describe()
+
+    def _describe(self) -> None:
         info = _abi.ModelInfo()
         check(self._library.mha_model_describe(self._handle, C.byref(info)))
         self._info = info
@@ -142,9 +151,10 @@ class Model:
         ends = C.c_void_p()
         count = self._library.mha_model_end_tokens(self._handle, C.byref(ends))
         self._ends = _tensor.numbers(ends.value, count, np.int32).tolist()
+        self._encoder = self._library.mha_model_encoder(self._handle)
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+        if getattr(self, "_handle", None) and not self._owner:
             self._library.mha_model_destroy(self._handle)
 
     def __repr__(self) -> str:
@@ -215,6 +225,24 @@ class Model:
         return list(self._ends)
 
     @property
+    def encoder(self) -> Model | None:
+        """The encoder of an encoder-decoder (BART, T5, Marian), whose decoder is the model itself; None for others. Its
+        `attention` and `hidden_states` are those of a source."""
+        if not self._encoder:
+            return None
+        part = object.__new__(Model)
+        part._library, part._handle, part.path, part._owner = self._library, C.c_void_p(self._encoder), self.path, self
+        part._describe()
+        return part
+
+    @property
+    def start_tokens(self) -> list[int]:
+        """The tokens with which the decoder of an encoder-decoder begins (`mha_model_start_tokens`)."""
+        ids = C.c_void_p()
+        count = self._library.mha_model_start_tokens(self._handle, C.byref(ids))
+        return [int(i) for i in _tensor.numbers(ids.value, count, np.int32)] if count else []
+
+    @property
     def parameters(self) -> int:
         """The number of parameters."""
         return int(self._info.parameters)
@@ -227,7 +255,7 @@ class Model:
     @property
     def predicts(self) -> bool:
         """True if the model predicts the next token: `generate` and `logits` work."""
-        return bool(library.mha_transformer_predicts(C.byref(self._desc)))
+        return bool(self._encoder or library.mha_transformer_predicts(C.byref(self._desc)))
 
     def _has(self, flag: str) -> bool:
         return bool(self._desc.flags & _abi.TRANSFORMER_FLAGS[flag])
@@ -284,9 +312,9 @@ class Model:
     def _batch(self, tokens: Tokens) -> tuple[_abi.Batch, list[Any]]:
         if len(tokens) == 0:
             raise ValueError("the text is empty: give at least one token")
-        if self._library.mha_model_encoder(self._handle):
-            raise Unsupported(f"{self.name}: an encoder-decoder needs a source and a target; look at "
-                              "it with the program, 'multihead view'", _abi.STATUS["err_unsupported"])
+        if self._encoder:
+            raise Unsupported(f"{self.name}: an encoder-decoder has no hidden states of one text; use its .encoder",
+                              _abi.STATUS["err_unsupported"])
         ids = np.ascontiguousarray(tokens.ids, np.int32)
         types = np.ascontiguousarray(tokens.segments, np.int32)
         batch = _abi.Batch(batch=1, length=len(ids), ids=ids.ctypes.data,
@@ -302,27 +330,70 @@ class Model:
 
     # ---- Attention and logits --------------------------------------------------------------------
 
+    def _encode(self, source: str | Sequence[int] | Tokens | None,
+                context: Context | None = None) -> tuple[Tokens | None, Floats | None]:
+        """The tokens of a source, and the encoder's rows of them, [1,S,E]."""
+        encoder = self.encoder
+        if encoder is None:
+            if source is not None:
+                raise ValueError(f"source: {self.name} has no encoder")
+            return None, None
+        if source is None:
+            raise ValueError(f"{self.name}: an encoder-decoder needs the text of its encoder: give source")
+        tokens = encoder._tokens(source, None, None, False)
+        rows = np.zeros((1, len(tokens), encoder.hidden_size), np.float32)
+        batch, keep = encoder._batch(tokens)
+        with context or default_context() as handle:
+            check(self._library.mha_model_forward(handle, encoder._handle, C.byref(batch), C.byref(
+                _abi.ModelOutputs(last_hidden=_tensor.pointer(rows)))))
+        del keep
+        return tokens, rows
+
+    def _attention_of_towers(self, tokens: Tokens, source: Any, names: tuple[str, ...], layers: list[int],
+                             context: Context | None) -> ModelAttention:
+        """`attention` of a decoder with cross-attention."""
+        for name in names:
+            if name not in _TOWER_OUTPUTS:
+                raise Unsupported(f"outputs: {name!r} is not available for an encoder-decoder, only "
+                                  f"{', '.join(_TOWER_OUTPUTS)}", _abi.STATUS["err_unsupported"])
+        if len(tokens) == 0:
+            raise ValueError("the text is empty: give at least one token")
+        read_, rows = self._encode(source, context)
+        maps = {name: np.zeros((self.layers, 1, self.num_heads, len(tokens), len(keys)), np.float32)
+                for name, keys in zip(_TOWER_OUTPUTS, (tokens, read_ or tokens)) if name in names}
+        given = _abi.TransformerInput(tokens=_tensor.pointer(tokens.ids[None]), memory=_tensor.pointer(rows))
+        pointers = [C.byref(_tensor.tensor(maps[name])) if name in maps else None for name in _TOWER_OUTPUTS]
+        with context or default_context() as handle:
+            check(library.mha_transformer_forward(handle, self._net, C.byref(given), None, None, *pointers))
+        return ModelAttention(tokens, layers, source=read_, model=self.name,
+                              scales=[self._scale(n) for n in layers],
+                              **{name: [array[n, 0] for n in layers] for name, array in maps.items()})
+
     def attention(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
-                  layers: Sequence[int] | None = None, outputs: str | Sequence[str] = "probabilities",
+                  source: str | Sequence[int] | Tokens | None = None, layers: Sequence[int] | None = None, outputs: str | Sequence[str] = "probabilities",
                   max_tokens: int | None = None, truncate: bool = False,
                   context: Context | None = None) -> ModelAttention:
         """The attention of every head in a text.
 
             text     a text, its `Tokens`, or token ids
             pair     a second text, for models trained on pairs (BERT)
+            source   the encoder's text, for an encoder-decoder, whose decoder reads `text`
             layers   indices from 0; default: all
             outputs  any of probabilities, average_probabilities, q, k, v, heads, lse; `ModelAttention` explains them.
-                     probabilities takes 4 H T T bytes per layer
+                     probabilities takes 4 H T T bytes per layer. Of an encoder-decoder: probabilities,
+                     cross_probabilities
         """
         names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
         for name in names:
-            if name not in OUTPUTS:
+            if name not in (*OUTPUTS, *_TOWER_OUTPUTS[1:] * bool(self._encoder)):
                 raise ValueError(f"outputs: {name!r} is not one of {', '.join(OUTPUTS)}")
         wanted = list(range(self.layers)) if layers is None else _tensor.int64s(layers, "layers").tolist()
         for layer in wanted:
             if not 0 <= layer < self.layers:
                 raise ValueError(f"layers: {layer} is not in 0 .. {self.layers - 1}")
         tokens = self._tokens(text, pair, max_tokens, truncate)
+        if self._encoder or source is not None:
+            return self._attention_of_towers(tokens, source, names, wanted, context)
         found = ModelAttention(tokens, wanted, model=self.name, scales=[self._scale(n) for n in wanted])
         structs = {layer: _abi.ModuleOutputs() for layer in set(wanted)}
         arrays: dict[tuple[int, str], Floats] = {}
@@ -357,6 +428,8 @@ class Model:
             size = int(mixer.key_dim if name in ("q", "k") else mixer.value_dim)
             heads = int(self._desc.layer_kv_heads[layer]) if name in ("q", "k") and \
                 self._desc.layer_kv_heads else self.heads_of_layers[layer]
+        elif mixer is not None and mixer.latent_dim and name not in ("q", "k"):
+            size = int(mixer.value_dim)
         return {"probabilities": (heads, length, length), "average_probabilities": (length, length),
                 "lse": (heads, length)}.get(name, (heads, length, size))
 
@@ -405,10 +478,11 @@ class Model:
             gates[layer, head] = 0
         return gates if (gates == 0).any() else None
 
-    def logits(self, text: str | Sequence[int] | Tokens, *, without: Iterable[str | tuple[int, int]] = (),
-               context: Context | None = None) -> Floats:
+    def logits(self, text: str | Sequence[int] | Tokens, *, source: str | Sequence[int] | Tokens | None = None,
+               without: Iterable[str | tuple[int, int]] = (), context: Context | None = None) -> Floats:
         """The model's logits at each token: [T,V]. Row t predicts token t + 1.
 
+            source   the encoder's text, for an encoder-decoder
             without  heads whose output becomes 0: "L16H0", or (16, 0); one or several
         """
         self._must_predict()
@@ -417,7 +491,9 @@ class Model:
             raise ValueError("the text is empty: give at least one token")
         logits = np.zeros((1, len(tokens), int(self._desc.vocab_size)), np.float32)
         gates = self._gates(without)
+        memory = self._encode(source, context)[1]
         given = _abi.TransformerInput(tokens=_tensor.pointer(tokens.ids[None]),
+                                      memory=None if memory is None else _tensor.pointer(memory),
                                       gates=None if gates is None else _tensor.pointer(gates))
         with context or default_context() as handle:
             check(library.mha_transformer_forward(handle, self._net, C.byref(given), None,
@@ -446,15 +522,16 @@ class Model:
 
     def _must_predict(self) -> None:
         if not self.predicts:
-            raise Unsupported(f"{self.name}: the model does not predict the next token (an encoder, the "
-                              "decoder of an encoder-decoder, or saved without its output layer)", _abi.STATUS["err_unsupported"])
+            raise Unsupported(f"{self.name}: the model does not predict the next token (an encoder, or saved "
+                              "without its output layer)", _abi.STATUS["err_unsupported"])
 
-    def decoder(self, **options: Any) -> Decoder:
-        """A decoder with key/value caches, for processing texts token by token. The options are those of `Decoder`."""
+    def decoder(self, *, source: str | Sequence[int] | Tokens | None = None, **options: Any) -> Decoder:
+        """A decoder with key/value caches, for processing texts token by token. The options are those of `Decoder`;
+        an encoder-decoder also needs the encoder's text, which is encoded once."""
         self._must_predict()
-        return Decoder(self, **options)
+        return Decoder(self, memory=self._encode(source)[1], **options)
 
-    def stream(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
+    def stream(self, prompt: str | Sequence[int] = "", *, source: str | Sequence[int] | Tokens | None = None, max_tokens: int = 64,
                temperature: float | None = None, top_k: int = 0, top_p: float | None = None,
                min_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
                **cache: Any) -> Iterator[str]:
@@ -478,10 +555,16 @@ class Model:
         stops = [utf8(text, "stop") for text in ((stop,) if isinstance(stop, str) else stop)]
         if b"" in stops:
             raise ValueError("stop: a text is empty")
-        return iter(Generation(self, self._prompt(prompt), max_tokens, stops, sampling, describe(**cache)))
+        encoder = self.encoder
+        if not encoder or source is None:
+            self._encode(source)  # raises unless neither is there
+        read_ = encoder._tokens(source, None, None, False).ids.tolist() if encoder and source is not None else []
+        return iter(Generation(self, self._prompt(prompt), max_tokens, stops, sampling, describe(**cache), read_))
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
         _check_ids(prompt, "prompt")
+        if not isinstance(prompt, str) and not len(prompt) and self.start_tokens:
+            return self.start_tokens
         ids = ([] if isinstance(prompt, str) else [self._token(i) for i in prompt]) or \
             read(self._handle, prompt if isinstance(prompt, str) else "", None, -1, "prompt").ids.tolist()
         if not ids:
@@ -489,12 +572,14 @@ class Model:
                              "a prompt")
         return ids
 
-    def generate(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
+    def generate(self, prompt: str | Sequence[int] = "", *, source: str | Sequence[int] | Tokens | None = None,
+                 max_tokens: int = 64,
                  temperature: float | None = None, top_k: int = 0, top_p: float | None = None,
                  min_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (), **cache: Any) -> str:
         """Continue a text and return the continuation. Generates the same tokens as `multihead generate`.
 
             prompt       a text or token ids; "": from the beginning-of-text token
+            source       the encoder's text, for an encoder-decoder; `prompt` is then the beginning of the result
             max_tokens   maximum number of new tokens
             temperature  0: the most likely token each time; else softmax(logits / temperature). Default: 1 with top_k,
                          top_p or min_p, else 0
@@ -508,7 +593,7 @@ class Model:
 
         Generation ends at one of `end_tokens`, before a stop text, or when the model's positions are used up.
         """
-        return "".join(self.stream(prompt, max_tokens=max_tokens, temperature=temperature,
+        return "".join(self.stream(prompt, source=source, max_tokens=max_tokens, temperature=temperature,
                                    top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop,
                                    **cache))
 

@@ -422,7 +422,10 @@ static mha_status read_rotation(const mhai_config *config, const mhai_family *fa
     static const char *const types[] = {"default", "mrope", "dynamic",  "linear",
                                         "llama3",  "yarn",  "longrope", "su"};
     static const char part[] = "partial_rotary_factor";
-    const double width = (double)(d->head_dim > 0 ? d->head_dim : d->embed_dim / d->num_heads);
+    const bool latent = d->layers && d->layers[0].latent_dim > 0;
+    const double width = (double)(latent            ? d->layers[0].shared_dim
+                                  : d->head_dim > 0 ? d->head_dim
+                                                    : d->embed_dim / d->num_heads);
     double share;
     int type;
     *rope = (mha_layer_desc){.struct_size = sizeof *rope};

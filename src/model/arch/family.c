@@ -138,8 +138,10 @@ const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const c
             continue;
         const int begin = (int)strcspn(name->theirs, "*");
         const bool counts = name->theirs[begin] == '*';
-        snprintf(theirs + used, room, "%.*s%.*s%s%s", begin, name->theirs, counts ? digits : 0,
-                 expert, name->theirs + begin + counts, whole ? "" : tail);
+        const bool outside = name->theirs[0] == '/';
+        snprintf(theirs + (outside ? 0 : used), room, "%.*s%.*s%s%s", begin - outside,
+                 name->theirs + outside, counts ? digits : 0, expert, name->theirs + begin + counts,
+                 whole ? "" : tail);
         return name;
     }
     snprintf(theirs + used, room, "%s", ours);
@@ -149,7 +151,8 @@ const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const c
 bool mhai_desc_is_usual(const mha_transformer_desc *d)
 {
     const uint32_t others = MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL |
-                            MHA_TRANSFORMER_PADDING | MHA_TRANSFORMER_NO_NORM_BIAS;
+                            MHA_TRANSFORMER_PADDING | MHA_TRANSFORMER_NO_NORM_BIAS |
+                            MHA_TRANSFORMER_LOGIT_BIAS;
     const float scales[] = {d->embed_scale, d->residual_scale, d->logit_scale};
     bool scaled = false;
     for (int i = 0; i < 3; i++) scaled = scaled || scales[i] < 1 || scales[i] > 1;
@@ -220,12 +223,15 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                            mha_transformer_desc *d)
 {
     const mhai_shape_keys *keys = family->keys;
-    const bool given = family->grouped && !mhai_config_absent(config, "head_dim");
+    const bool given = family->latent || family->head_dim ||
+                       (family->grouped && !mhai_config_absent(config, "head_dim"));
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
     if (inner) MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
     MHA_TRY(mhai_read_layer_count(config, family, &d->num_layers));
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
+    if (family->head_dim)
+        MHA_TRY(mhai_config_count(config, family->head_dim, 1, MHAI_MOST_WIDTH, &d->head_dim));
     if (!given && d->embed_dim % d->num_heads != 0)
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "%s %lld is not a multiple of %s %lld",
                               mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,

@@ -55,7 +55,9 @@ typedef enum mhai_weight_form {
     MHAI_LAYER_SCALED, /* multiplied, row by row, by layer_scale1 or 2 (its part) of its layer */
     MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
+    MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
+    MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
     MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
     MHAI_EXPERT_PAIR,  /* like MHAI_EXPERT, with gate and up of each expert concatenated */
@@ -67,7 +69,7 @@ typedef enum mhai_weight_form {
 } mhai_weight_form;
 
 /* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
- * ".bias") or both are complete. An asterisk stands for the number of an expert. part: 0 for the
+ * ".bias") or both are complete. A family's name that begins with "/" has no layer's number before it. An asterisk stands for the number of an expert. part: 0 for the
  * first part of a fused weight, then 1, 2. If several rows have the same library name, the first
  * row whose weight is in the file applies. If the file has none of these weights, the library's
  * name applies. */
@@ -85,6 +87,7 @@ typedef struct mhai_weight_name {
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
+    bool sinusoids;         /* a file without that table implies sines, followed by cosines */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* owns the array of desc.layers */
     float *rope_factors;    /* owns the array of desc.rope_factors */
@@ -105,16 +108,22 @@ typedef struct mhai_family {
     const char *text_type;  /* of a multimodal model: model_type of text_config, the only part that
                              * is read; NULL: config.json describes a text model */
     bool images;            /* of a multimodal model, it reads vision_config */
-    bool flat;              /* the fields of text_config may be in config.json itself */
+    const struct mhai_family *encoder; /* of a folder with two towers, whose decoder this family
+                                        * describes: the family of its encoder, which is not in
+                                        * the list; NULL: the model has one tower */
+    bool towers;                       /* whether this family describes one of two towers */
+    bool flat;                         /* the fields of text_config may be in config.json itself */
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
+    const char *head_dim; /* the name of head_dim, which is required; NULL: that name */
     const char *kinds;    /* another name of layer_types, whose length is the number of layers */
     const char *pattern;  /* likewise, a text with a letter for each layer; NULL: none */
     uint32_t shape;       /* MHA_MODEL_SHAPE_... */
     const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
     bool biases_qkv;      /* whether only q, k and v have biases */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
+    bool latent;          /* latent attention: head_dim follows from the sizes of a head's parts */
 
     /* Describe the transformer. */
     bool llama;     /* mhai_family_read() describes a Llama before read(), and its rotation after */
@@ -138,6 +147,7 @@ typedef struct mhai_family {
     bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
     bool mxfp4;     /* experts may be in blocks of MXFP4, as quantization_config then says */
     bool lengths;   /* the rotation may depend on the length of a text (longrope) */
+    bool may_tie;   /* whether the output is the token table depends on the weights */
     bool tied;      /* the output is the token table unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
@@ -159,8 +169,10 @@ typedef struct mhai_family {
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
     X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
     X(cohere) X(cohere2)                                                                          \
+    X(bart) X(marian) X(t5) X(mt5)                                                                             \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
+    X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu)                           \
     X(vit) X(dinov2) X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model)             \
     X(clip_images) X(clip) X(siglip_vision_model) X(siglip_images)                                \
     X(multihead)
@@ -367,14 +379,18 @@ typedef struct mhai_experts_kind {
     const char *count, *alias; /* the number of experts, and another name for it */
     const char *inner;         /* the width of an expert; NULL: that of dense layers */
     const char *shared;        /* the width of the shared expert */
-    const char *normalises;    /* whether weights are divided by their sum */
+    const char *shared_count;  /* likewise, as a multiple of the width of an expert */
+    const char *groups, *groups_used;
+    const char *normalises; /* whether weights are divided by their sum */
     const char *scale;
     const char *first; /* the number of dense layers before them */
+    const char *types; /* instead, the list of the kinds of layers, dense or sparse */
     float sum_epsilon;
     uint32_t flags; /* flags of mha_experts_desc */
     bool usual;     /* the default of `normalises` */
     bool may_lack;  /* the number of experts may be 0 */
-    bool steps;     /* decoder_sparse_step and mlp_only_layers are read */
+    int64_t usual_first;
+    bool steps; /* decoder_sparse_step and mlp_only_layers are read */
 } mhai_experts_kind;
 
 /* Read the experts into all layers that have some. Call it after the layers' mixers are read. */
@@ -414,6 +430,32 @@ MHA_NODISCARD mha_status mhai_read_experts(const mhai_config *config, const mhai
  * expert that every token uses. */
 MHA_NODISCARD mha_status mhai_read_granite_experts(const mhai_config *config, bool may_lack,
                                                    int64_t shared, mhai_family_plan *plan);
+
+/* Shared by families with latent attention (latent.c). mhai_read_latent() describes the attention of
+ * all layers. value_dim: the default of v_head_dim; 0: it is required. */
+#define MHAI_LATENT_NAMES                                                           \
+    MHAI_LLAMA_NAMES, {"self_attn.q_proj", "self_attn.q_proj", MHAI_LAST_FIRST, 0}, \
+        {"self_attn.q_b_proj", "self_attn.q_b_proj", MHAI_LAST_FIRST, 0},           \
+        MHAI_NAME("self_attn.q_a_norm", "self_attn.q_a_layernorm"),                 \
+        MHAI_NAME("self_attn.kv_a_proj", "self_attn.kv_a_proj_with_mqa"),           \
+        MHAI_NAME("self_attn.kv_a_norm", "self_attn.kv_a_layernorm"),               \
+        {"self_attn.k_b_proj", "self_attn.kv_b_proj", MHAI_FUSED_HEADS, 0},         \
+    {                                                                               \
+        "self_attn.v_b_proj", "self_attn.kv_b_proj", MHAI_FUSED_HEADS, 1            \
+    }
+#define MHAI_DEEPSEEK_NAMES                                                       \
+    MHAI_LATENT_NAMES, MHAI_EXPERT_NAMES,                                         \
+        MHAI_NAME("mlp.score_bias", "mlp.gate.e_score_correction_bias"),          \
+        MHAI_NAME("mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"), \
+        MHAI_NAME("mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"),     \
+        MHAI_NAME("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj")
+#define MHAI_LATENT_FILES(names_)                                                              \
+    .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL, .grouped = true, \
+    .latent = true, .layers = "layers.", .prefix = "model.", .names = names_,                  \
+    .ignores = mhai_latent_ignores
+MHA_NODISCARD mha_status mhai_read_latent(const mhai_config *config, int64_t value_dim,
+                                          mhai_family_plan *plan);
+bool mhai_latent_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Shared by Qwen3-Next and Qwen 3.5 (delta_net.c), whose attention and nets are equal. The last
  * name is that of A_log and dt_bias. */

@@ -30,7 +30,8 @@ static const struct {
              {"padding", MHA_TRANSFORMER_PADDING},
              {"no_input_norm", MHA_TRANSFORMER_NO_INPUT_NORM},
              {"no_norm_bias", MHA_TRANSFORMER_NO_NORM_BIAS},
-             {"one_norm", MHA_TRANSFORMER_ONE_NORM}};
+             {"one_norm", MHA_TRANSFORMER_ONE_NORM},
+             {"logit_bias", MHA_TRANSFORMER_LOGIT_BIAS}};
 
 enum { FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -41,7 +42,8 @@ static const struct {
 } scales[] = {{"embed_scale", offsetof(mha_transformer_desc, embed_scale), 1},
               {"logit_softcap", offsetof(mha_transformer_desc, logit_softcap), 0},
               {"residual_scale", offsetof(mha_transformer_desc, residual_scale), 1},
-              {"logit_scale", offsetof(mha_transformer_desc, logit_scale), 1}};
+              {"logit_scale", offsetof(mha_transformer_desc, logit_scale), 1},
+              {"cross_scale", offsetof(mha_transformer_desc, cross_scale), 0}};
 
 enum { SCALES = sizeof scales / sizeof scales[0] };
 
@@ -94,7 +96,10 @@ static const struct {
                     {AT(rotary_dim), 0, MHAI_MOST_WIDTH},
                     {AT(rope_original_length), 0, INT64_MAX},
                     {AT(key_dim), 0, MHAI_MOST_WIDTH},
-                    {AT(value_dim), 0, MHAI_MOST_WIDTH}};
+                    {AT(value_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(latent_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(query_latent_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(shared_dim), 0, MHAI_MOST_WIDTH}};
 
 static const struct {
     const char *name;
@@ -137,7 +142,8 @@ static const struct {
                     {"normalised", MHA_EXPERTS_NORMALISED},
                     {"score_bias", MHA_EXPERTS_SCORE_BIAS},
                     {"shared_gate", MHA_EXPERTS_SHARED_GATE},
-                    {"bias", MHA_EXPERTS_BIAS}};
+                    {"bias", MHA_EXPERTS_BIAS},
+                    {"group_pairs", MHA_EXPERTS_GROUP_PAIRS}};
 
 enum {
     EXPERT_COUNTS = sizeof expert_counts / sizeof expert_counts[0],
@@ -155,6 +161,9 @@ static bool write_experts(const mha_experts_desc *x, json_t *root)
     }
     for (int i = 0; good && i < EXPERT_FLAGS; i++)
         good = mhai_put_bool(object, expert_flags[i].name, x->flags & expert_flags[i].flag);
+    if (x->groups > 1)
+        good = good && mhai_put_count(object, "groups", x->groups) &&
+               mhai_put_count(object, "groups_used", x->groups_used);
     return good && mhai_put(object, "scale", mhai_json_real(x->scale)) &&
            mhai_put(object, "sum_epsilon", mhai_json_real(x->sum_epsilon));
 }
@@ -202,6 +211,11 @@ static mha_status read_experts(const mhai_config *config, mha_experts_desc *x)
         MHA_TRY(mhai_config_bool(&own, expert_flags[i].name, false, &set));
         if (set) x->flags |= expert_flags[i].flag;
     }
+    int64_t groups, used;
+    MHA_TRY(mhai_config_optional(&own, "groups", 1, UINT16_MAX, 1, &groups));
+    MHA_TRY(mhai_config_optional(&own, "groups_used", 1, UINT16_MAX, 1, &used));
+    x->groups = (uint16_t)groups;
+    x->groups_used = (uint16_t)used;
     MHA_TRY(mhai_config_float(&own, "scale", &x->scale));
     return mhai_config_float(&own, "sum_epsilon", &x->sum_epsilon);
 }

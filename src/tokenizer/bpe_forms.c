@@ -1,4 +1,4 @@
-/* Normal form C with the positions of Hugging Face's tokenizers. The k-th character of the text
+/* Normal forms with the positions of Hugging Face's tokenizers. The k-th character of the text
  * that is kept or replaced has the k-th position. Characters composed into it have none. As in
  * those tokenizers, decomposition and composition are those of Unicode 9.0 (unicode_bert.h). */
 #include "tokenizer/bpe.h"
@@ -9,18 +9,16 @@
 
 #include <utf8proc.h>
 
-/* A pending character. change + 1 is the number of characters of the text that it replaces. change
- * is 1 for a character added by decomposition, and -1 for a character that absorbed another. */
+/* A pending character. change is 1 for a character added by decomposition, and -1 for a character
+ * that absorbed another (mhai_aligner). */
 typedef struct moving {
     int32_t c;
     int change, combining;
 } moving;
 
 typedef struct composer {
-    const mhai_stretch *text;
-    size_t at;          /* next character of the text that has no position in the draft yet */
-    int64_t begin, end; /* last position that was assigned */
-    mhai_draft *draft;
+    const mhai_step *step;
+    mhai_aligner out;
     mhai_vector waiting, sorted; /* of mhai_waiting: marks of one starter */
     mhai_vector kept;            /* of moving: marks that do not compose */
     moving starter;
@@ -28,35 +26,19 @@ typedef struct composer {
     int last; /* combining class of the last kept mark; -1: none */
 } composer;
 
-bool mhai_nfc_is_plain(const char *text, size_t size)
+bool mhai_form_is_plain(const mhai_step *step, const char *text, size_t size)
 {
+    const unsigned char least = step->form.compatible ? 0xC2 /* U+0080 */
+                                : step->form.compose  ? 0xCC /* U+0300 */
+                                                      : 0xC3; /* U+00C0 */
     for (size_t i = 0; i < size; i++)
-        if ((unsigned char)text[i] >= 0xCC) return false; /* U+0300 */
+        if ((unsigned char)text[i] >= least) return false;
     return true;
-}
-
-static void take_source(composer *c)
-{
-    if (c->at >= c->text->size) return;
-    const size_t from = c->at;
-    (void)mhai_utf8_next(c->text->text, &c->at);
-    mhai_stretch_place(c->text, from, c->at, &c->begin, &c->end);
 }
 
 static mha_status emit(composer *c, const moving *m)
 {
-    char bytes[MHAI_UTF8_MAX];
-    const int size = mhai_utf8_put(m->c, bytes);
-    if (m->change <= 0) take_source(c);
-    const int64_t begin = c->begin, end = c->end;
-    for (int i = m->change; i < 0 && c->at < c->text->size; i++)
-        (void)mhai_utf8_next(c->text->text, &c->at);
-    if (m->change < 0 && c->at > 0) {
-        size_t last = c->at - 1;
-        while (last > 0 && ((unsigned char)c->text->text[last] & 0xC0) == 0x80) last--;
-        mhai_stretch_place(c->text, last, c->at, &c->begin, &c->end);
-    }
-    return mhai_draft_add(c->draft, bytes, (size_t)size, begin, end);
+    return mhai_aligner_put(&c->out, m->c, m->change);
 }
 
 /* Compose two characters. Returns 0 if they do not compose. */
@@ -85,6 +67,7 @@ static mha_status release_starter(composer *c)
 
 static mha_status take(composer *c, const moving *m)
 {
+    if (!c->step->form.compose) return emit(c, m);
     if (!c->has_starter) {
         if (m->combining != 0) return emit(c, m);
         c->starter = *m;
@@ -123,8 +106,9 @@ static mha_status release_marks(composer *c)
 
 static mha_status decompose(composer *c, int32_t code)
 {
-    int32_t parts[MHAI_DECOMPOSE_MAX];
-    const int count = mhai_unicode_decompose(code, parts);
+    int32_t parts[MHAI_COMPATIBLE_MAX];
+    const int count = c->step->form.compatible ? mhai_unicode_decompose_compatible(code, parts)
+                                               : mhai_unicode_decompose(code, parts);
     for (int i = 0; i < count; i++) {
         const int combining = mhai_unicode_combining(parts[i]);
         if (combining != 0) {
@@ -139,21 +123,21 @@ static mha_status decompose(composer *c, int32_t code)
     return MHA_OK;
 }
 
-static mha_status run(composer *c)
+static mha_status run(composer *c, const mhai_stretch *text)
 {
-    for (size_t at = 0; at < c->text->size;)
-        MHA_TRY(decompose(c, mhai_utf8_next(c->text->text, &at)));
+    for (size_t at = 0; at < text->size;) MHA_TRY(decompose(c, mhai_utf8_next(text->text, &at)));
     MHA_TRY(release_marks(c));
     return release_starter(c);
 }
 
-mha_status mhai_nfc(const mha_allocator *allocator, const mhai_stretch *stretch, mhai_draft *draft)
+mha_status mhai_form(const mha_allocator *allocator, const mhai_step *step,
+                     const mhai_stretch *stretch, mhai_draft *draft)
 {
-    composer c = {.text = stretch, .draft = draft, .last = -1};
+    composer c = {.step = step, .out = {.text = stretch, .draft = draft}, .last = -1};
     c.waiting = mhai_vector_make(allocator, sizeof(mhai_waiting));
     c.sorted = mhai_vector_make(allocator, sizeof(mhai_waiting));
     c.kept = mhai_vector_make(allocator, sizeof(moving));
-    const mha_status status = run(&c);
+    const mha_status status = run(&c, stretch);
     mhai_vector_free(&c.waiting);
     mhai_vector_free(&c.sorted);
     mhai_vector_free(&c.kept);

@@ -1,0 +1,298 @@
+"""Encoder-decoders from folders of transformers, compared with it in float64: encoder rows, logits, all three kinds of
+maps, steps, greedy tokens, and rejected models. The models are random."""
+import importlib
+import json
+import re
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import multihead
+from shared import PROGRAM, rounds_like
+from test_hybrid_hf import Double
+
+VOCAB = 97
+BART = {"vocab_size": VOCAB, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 6, "encoder_ffn_dim": 40, "decoder_ffn_dim": 56, "max_position_embeddings": 80}
+MARIAN = {**BART, "pad_token_id": 96, "decoder_start_token_id": 96, "eos_token_id": 0, "scale_embedding": True,
+          "activation_function": "swish"}
+T5 = {"vocab_size": VOCAB, "d_model": 48, "d_kv": 10, "d_ff": 60, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
+      "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+KINDS = {"bart": ("Bart", BART),
+         "bart, scaled": ("Bart", {**BART, "scale_embedding": True, "activation_function": "relu", "encoder_layers": 4,
+                                   "decoder_layers": 1}),
+         "bart, tanh": ("Bart", {**BART, "activation_function": "gelu_new", "decoder_attention_heads": 2,
+                                 "decoder_start_token_id": 5}),
+         "marian": ("Marian", MARIAN),
+         "marian, own embeddings": ("Marian", {**MARIAN, "share_encoder_decoder_embeddings": False,
+                                               "scale_embedding": False, "activation_function": "gelu"}),
+         "marian, never": ("Marian", {**MARIAN, "d_model": 60, "decoder_layers": 2, "encoder_layers": 1}),
+         "t5": ("T5", T5),
+         "t5, gated, own output": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+                                          "num_decoder_layers": 1, "relative_attention_num_buckets": 12,
+                                          "relative_attention_max_distance": 40}),
+         "t5, flan": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_heads": 6,
+                             "layer_norm_epsilon": 1e-3}),
+         "t5, silu": ("T5", {**T5, "feed_forward_proj": "gated-silu", "num_heads": 3, "d_kv": 16}),
+         "mt5": ("MT5", {**T5, "num_decoder_layers": None})}
+
+
+def write_tokenizer(folder):
+    """A token for each character, VOCAB in all."""
+    tokenizers = pytest.importorskip("tokenizers")
+    marks = [chr(code) for code in range(33, 127)] + ["\u0120", "ab", "cd"]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(marks)}, [("a", "b"), ("c", "d")]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.save(str(folder / "tokenizer.json"))
+
+
+def net_of(kind):
+    family, fields = KINDS[kind]
+    name = {"Marian": "MarianMTModel"}.get(family, f"{family}ForConditionalGeneration")
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{family}Config")(**fields)
+    config._attn_implementation = "eager"
+    net = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if "embed_positions" in name and not p.requires_grad:
+                continue
+            if p.ndim > 1:
+                p.normal_(0, .3 if "embed" in name or "shared" in name or "relative" in name else
+                          .8 / p.shape[-1] ** .5)
+            elif "norm" in name or "bias" in name:
+                p += torch.randn_like(p) * .2
+        if hasattr(net, "final_logits_bias"):
+            net.final_logits_bias.normal_()[:, net.config.eos_token_id] -= 30 * ("tanh" not in kind)
+    if family in ("T5", "MT5"):
+        with torch.no_grad():
+            net.shared.weight[1] = 0 if "silu" in kind else net.shared.weight[1]
+    if "own output" in kind:
+        net.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 48))
+    if "never" in kind:
+        net.generation_config.bad_words_ids = [[40], [41, 42], [96]]
+    if "scaled" in kind:
+        net.generation_config.forced_bos_token_id = 7
+    return net
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request, tmp_path_factory):
+    net, folder = net_of(request.param), tmp_path_factory.mktemp("towers")
+    net.save_pretrained(folder)
+    write_tokenizer(folder)
+    return net, multihead.Model(folder), request.param
+
+
+def texts(seed=1):
+    torch.manual_seed(seed)
+    return torch.randint(0, VOCAB, (1, 60)), torch.randint(0, VOCAB, (1, 70))
+
+
+def run(net, source, target):
+    with torch.no_grad():
+        out = net(input_ids=source, decoder_input_ids=target, output_attentions=True, use_cache=False)
+    return [out.encoder_last_hidden_state[0], out.logits[0], *([x[0] for x in part] for part in (
+        out.encoder_attentions, out.decoder_attentions, out.cross_attentions))]
+
+
+def in_double(net, source, target):
+    module, own = importlib.import_module(type(net).__module__), torch.Tensor.float
+    module.torch, torch.Tensor.float = Double(), torch.Tensor.double
+    try:
+        return run(net.double(), source, target)
+    finally:
+        module.torch, torch.Tensor.float = torch, own
+        net.float()
+
+
+def test_rows_logits_and_maps_are_those_of_transformers_in_double(made):
+    net, model, _ = made
+    source, target = texts()
+    rounded, exact = run(net, source, target), in_double(net, source, target)
+    read, written = source[0].tolist(), target[0].tolist()
+    seen = model.attention(written, source=read, outputs=("probabilities", "cross_probabilities"))
+    encoder = model.encoder
+    states = encoder.hidden_states(read)
+    ours = [model._encode(read)[1][0], model.logits(written, source=read), encoder.attention(read).probabilities,
+            seen.probabilities, seen.cross_probabilities]
+    for mine, theirs, wanted in zip(ours[:2], rounded, exact):
+        assert rounds_like(mine, theirs.numpy(), wanted.numpy())
+    for layers in zip(ours[2:], rounded[2:], exact[2:]):
+        assert len({len(maps) for maps in layers}) == 1
+        for mine, theirs, wanted in zip(*layers):
+            assert rounds_like(mine, theirs.numpy(), wanted.numpy())
+    assert states.shape == (encoder.layers + 1, 60, encoder.hidden_size)
+
+
+def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
+    _, model, _ = made
+    source, target = (ids[0].tolist() for ids in texts(2))
+    whole = model.logits(target, source=source)
+    for size in (1, 9, 70):
+        decoder = model.decoder(source=source, batch=2)
+        got = [decoder.step([target[at:at + size]] * 2) for at in range(0, 70, size)]
+        assert np.array_equal(np.concatenate(got, 1), np.stack([whole, whole]))
+
+
+def test_greedy_tokens_are_those_of_transformers(made):
+    net, model, kind = made
+    source = texts(3)[0]
+    # transformers 5.23 sizes the cache of a T5 by the layers of its encoder
+    cached = net.config.model_type[-2:] != "t5" or net.config.num_decoder_layers <= net.config.num_layers
+    theirs = net.generate(source, max_new_tokens=50, do_sample=False, num_beams=1, forced_eos_token_id=None,
+                          use_cache=cached)[0]
+    forced = "scaled" in kind
+    assert model.start_tokens == theirs[:1 + forced].tolist()
+    logits = (decoder := model.decoder(source=source[0].tolist())).prefill(model.start_tokens)
+    never = [40, 96] if "never" in kind else []
+    ours = model.start_tokens
+    while len(ours) < len(theirs):
+        logits[never] = -np.inf
+        ours.append(int(logits.argmax()))
+        logits = decoder.step(ours[-1:])[0]
+    assert ours == theirs.tolist()
+    # without a cache, and by the library's own loop
+    rows = model.logits(ours[:-1], source=source[0].tolist())
+    rows[:, never] = -np.inf
+    assert rows[forced:].argmax(-1).tolist() == ours[1 + forced:]
+    text = ours[1 + forced:-1] if ours[-1] in model.end_tokens else ours[1 + forced:]
+    assert model.generate([], source=source[0].tolist(), max_tokens=50 - forced) == model.detokenize(text)
+
+
+def test_a_source_is_required_and_refused(made):
+    _, model, _ = made
+    for call in (lambda: model.logits([1, 2]), lambda: model.attention([1]), lambda: model.decoder(),
+                 lambda: model.generate("")):
+        with pytest.raises(ValueError, match="give source"):
+            call()
+    with pytest.raises(multihead.Unsupported, match="'q' is not available for an encoder-decoder"):
+        model.attention([1], source=[2], outputs="q")
+    with pytest.raises(ValueError, match="has no encoder"):
+        model.encoder.attention([1], source=[2])
+
+
+HOSTILE = [
+    ("bart", {"d_model": 0}, "'d_model' is 0"), ("bart", {"encoder_layers": None}, "'encoder_layers' is missing"),
+    ("bart", {"decoder_layers": 2**40}, "'decoder_layers' is 1099511627776"),
+    ("bart", {"decoder_layers": 2}, "has weight 'model.decoder.layers.2."),
+    ("bart", {"encoder_layers": 3}, "weight 'model.encoder.layers.2."),
+    ("bart", {"decoder_attention_heads": 5}, "'decoder_attention_heads' is 5, which does not divide d_model 48"),
+    ("bart", {"encoder_attention_heads": 5}, "d_model 48 is not a multiple of encoder_attention_heads 5"),
+    ("bart", {"encoder_ffn_dim": 41}, "fc1.weight' has shape"), ("bart", {"decoder_ffn_dim": "x"}, "'decoder_ffn_dim'"),
+    ("bart", {"max_position_embeddings": 81}, "embed_positions.weight' has shape"),
+    ("bart", {"activation_function": "tanh"}, "activation_function 'tanh' is not supported"),
+    ("bart", {"scale_embedding": 2}, "'scale_embedding' is neither"), ("bart", {"is_decoder": True}, "'is_decoder' is set"),
+    ("bart", {"is_encoder_decoder": False}, "'is_encoder_decoder' is false"),
+    ("bart", {"normalize_before": True}, "'normalize_before' is set"),
+    ("bart", {"tie_word_embeddings": "no"}, "'tie_word_embeddings' is neither"),
+    ("bart", {"decoder_start_token_id": 97}, "'decoder_start_token_id' is not a token of 0..96"),
+    ("bart", {"forced_bos_token_id": [1]}, "'forced_bos_token_id' is not a token"),
+    ("bart", {"bad_words_ids": [["a"]]}, "'bad_words_ids' is neither"),
+    ("bart", {"vocab_size": 98}, "shared.weight' has shape"), ("bart", {"num_hidden_layers": 3}, "'num_hidden_layers' is 3"),
+    ("marian", {"decoder_vocab_size": 98}, "'decoder_vocab_size' is 98, 'vocab_size' is 97"),
+    ("marian", {"max_position_embeddings": 2**21}, "'max_position_embeddings' is 2097152"),
+    ("t5", {"d_kv": None}, "'d_kv' is missing"), ("t5", {"d_kv": 11}, "SelfAttention.q.weight' has shape"),
+    ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj 'gated-tanh' is not supported"),
+    ("t5", {"feed_forward_proj": "gated-gelu"}, "DenseReluDense.wi_0.weight' is missing"),
+    ("t5", {"relative_attention_num_buckets": 33}, "relative_attention_bias.weight' has shape"),
+    ("t5", {"relative_attention_max_distance": 7}, "t5_max_distance"),
+    ("t5", {"num_decoder_layers": 0}, "'num_decoder_layers' is 0"),
+    ("t5", {"num_decoder_layers": 4}, "weight 'decoder.block.3."),
+    ("t5", {"scale_decoder_outputs": 1}, "'scale_decoder_outputs' is neither"),
+    ("t5", {"layer_norm_epsilon": -1}, "'layer_norm_epsilon'")]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder for each family, read-only."""
+    saved = {kind: tmp_path_factory.mktemp(kind) for kind in ("bart", "marian", "t5")}
+    for kind, folder in saved.items():
+        net_of(kind).save_pretrained(folder)
+        write_tokenizer(folder)
+    return saved
+
+
+@pytest.mark.parametrize("kind, fields, error", HOSTILE, ids=str)
+def test_wrong_fields_are_named(folders, tmp_path, kind, fields, error):
+    for file in folders[kind].iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((folders[kind] / "config.json").read_text()) | fields
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    (tmp_path / "generation_config.json").unlink()
+    with pytest.raises(multihead.Error, match=re.escape(error)) as found:
+        multihead.Model(tmp_path)
+    assert "\n" not in str(found.value)
+
+
+def test_weights_of_other_files(folders, tmp_path):
+    """Files of older versions hold tied weights several times, and positions of Marian; a missing weight is named."""
+    weights = load_file(folders["marian"] / "model.safetensors")
+    ids, wanted = list(range(9)), multihead.Model(folders["marian"]).logits([5, 6], source=list(range(9)))
+    for file in folders["marian"].iterdir():
+        if file.name != "model.safetensors":
+            (tmp_path / file.name).symlink_to(file)
+    shared = weights.pop("model.shared.weight")
+    older = {f"model.{part}.embed_tokens.weight": shared.clone() for part in ("encoder", "decoder")}
+    net = net_of("marian")
+    older |= {f"model.{part}.embed_positions.weight": getattr(net.model, part).embed_positions.weight.clone()
+              for part in ("encoder", "decoder")}
+    save_file({**weights, **older, "lm_head.weight": shared.clone()}, tmp_path / "model.safetensors")
+    model = multihead.Model(tmp_path)
+    assert np.abs(model.logits([5, 6], source=ids) - wanted).max() < 1e-5
+    save_file({**weights, **older, "lm_head.weight": shared + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(multihead.Error, match="'tie_word_embeddings' is true"):
+        multihead.Model(tmp_path)
+    del older["model.encoder.embed_tokens.weight"]
+    save_file({**weights, **older}, tmp_path / "model.safetensors")
+    with pytest.raises(multihead.Error, match="'shared.weight' is missing"):
+        multihead.Model(tmp_path)
+
+
+def program(*arguments):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_the_program(folders, tmp_path):
+    """view shows all three kinds of maps, generate reads the encoder's text, and heads takes the encoder alone."""
+    folder, source, target = folders["t5"], "the cat sat", "a dog"
+    model = multihead.Model(folder)
+    encoder = multihead.Model(folder / "encoder")
+    assert np.array_equal(encoder.hidden_states(source), model.encoder.hidden_states(source))
+    seen = model.attention(target, source=source, outputs=("probabilities", "cross_probabilities"))
+    wanted = {(): seen.cross_probabilities, ("--self",): seen.probabilities}
+    for more, maps in wanted.items():
+        done = program("view", folder, source, target, *more, "--npy", tmp_path / "maps.npy", "-o", tmp_path / "a.html")
+        assert done.returncode == 0, done.stderr
+        assert np.array_equal(np.load(tmp_path / "maps.npy"), np.stack(maps))
+    assert seen.tokens.ids[0] == 0 and seen.source.ids[0] != 0 and len(seen.tokens) == 1 + len(target)
+    done = program("view", folder / "encoder", source, "--npy", tmp_path / "maps.npy", "-q")
+    assert np.array_equal(np.load(tmp_path / "maps.npy"), encoder.attention(source).stack())
+    for more, sampling in (((), {}), (("--temperature", "1.5", "--seed", "4"), {"temperature": 1.5, "seed": 4})):
+        done = program("generate", folder, source, "--max-tokens", "20", *more)
+        assert done.stdout == model.generate(source=source, max_tokens=20, **sampling) + "\n", done.stderr
+    ids = " ".join(map(str, model.encoder.tokenize(source).ids))
+    done = program("generate", folder, "--ids", ids, "--max-tokens", "20")
+    made = [int(i) for i in done.stdout.split()]
+    assert made and model.detokenize(made) == model.generate(source=source, max_tokens=20)
+    assert program("heads", folder / "encoder", source).returncode == 0
+
+
+@pytest.mark.parametrize("arguments, error", [
+    (("heads", "", "x"), "heads measures self-attention: give"), (("serve", ""), "an encoder-decoder needs two texts"),
+    (("generate", "", "--chat", "x"), "--chat: "), (("generate", ""), "give TEXT, which its encoder reads"),
+    (("view", "", "x"), "takes two texts, a source and a target"), (("perplexity", "", "--text", __file__), "does not predict"),
+    (("view", "encoder", "x", "--self"), "--self: "), (("generate", "encoder", "x"), "does not predict the next token"),
+    (("prune", "", "--text", __file__, "--keep", "2"), "cannot be pruned"), (("ablate", "", "x"), "does not predict"),
+    (("circuits", ""), "circuits reads self-attention: give"),
+    (("view", "", "x", "--from", "x", "--to", "x"), "give the encoder alone"),
+    (("view", "", "x", "--desk", "0"), "give the encoder alone")], ids=str)
+def test_the_program_refuses_by_name(folders, arguments, error):
+    done = program(arguments[0], folders["bart"] / arguments[1], *arguments[2:])
+    assert done.returncode in (2, 3, 5) and error in done.stderr and done.stderr.count("\n") == 1, done.stderr
