@@ -223,7 +223,7 @@ static mha_status check_embeddings(loading *l)
     const mha_tensor table = patch > 0
                                  ? (mha_tensor){.ndim = 4, .shape = {E, 3, patch, patch}}
                                  : (mha_tensor){.ndim = 2, .shape = {l->plan.desc.vocab_size, E}};
-    mhai_family_name(l->family, patch > 0 ? "embed_features.weight" : "embed_tokens.weight", name);
+    const char *ours = patch > 0 ? "embed_features.weight" : "embed_tokens.weight";
     const struct {
         const char *inner, *outer;
     } prefixes[] = {{"model.language_model.", ""},
@@ -235,7 +235,7 @@ static mha_status check_embeddings(loading *l)
         if (!prefixes[i].inner) continue;
         l->stored->weights.prefix = prefixes[i].inner;
         l->stored->weights.outer = prefixes[i].outer;
-        row_of(l, "embed_tokens.weight", name);
+        row_of(l, ours, name);
         const int64_t at = mhai_weights_find(&l->stored->weights, name);
         if (at >= 0 && strcmp(mhai_weights_name(&l->stored->weights, at), name) != 0) break;
     }
