@@ -141,7 +141,10 @@ enum {
     /* Blocks of this layer alone compute x = x + norm'(f(x)), in a transformer with pre-norm (OLMo
      * Hybrid) */
     MHA_LAYER_BRANCH_NORM = 1 << 10,
-    MHA_LAYER_ROPE_EXACT_RAMP = 1 << 11 /* with YARN: the ends of the ramp of r are not rounded */
+    MHA_LAYER_ROPE_EXACT_RAMP = 1 << 11, /* with YARN: the ends of the ramp of r are not rounded */
+    /* Attention reads x itself, without a norm before it, in a transformer with pre-norm (the first
+     * layer of ModernBERT) */
+    MHA_LAYER_NO_ATTENTION_NORM = 1 << 12
 };
 
 /* The mechanism that mixes the tokens of a layer. */
@@ -329,6 +332,10 @@ typedef struct mha_transformer_desc {
      * this scaling have the same rotary_dim R and rope_original_length. Copied, like layers */
     const float *rope_factors;
     float cross_scale; /* of the scores of cross-attention; 0: 1 / sqrt(D) */
+    /* Width of the tables of embeddings and of their norm; 0: E. Another width is projected to E:
+     * x = W_p norm(embedding) + b (ALBERT); b exists with MHA_TRANSFORMER_BIAS. Not with
+     * MHA_TRANSFORMER_TIED and sinusoidal positions */
+    int64_t token_dim;
     /* The width of the features that tokens bring, such as the pixels of a patch (ViT): W_features
      * times a token's row of mha_transformer_input.features is added to its embedding, and the sum
      * is rounded once. 0: none */
@@ -486,7 +493,7 @@ MHA_API bool mha_transformer_predicts(const mha_transformer_desc *desc);
  * none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_norms_follow(const mha_transformer_desc *desc);
 
-/** Whether the blocks of a layer read a norm of the stream, in a description from
+/** Whether the attention of a layer reads a norm of the stream, in a description from
  * mha_transformer_describe(). Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_transformer_norms_input(const mha_transformer_desc *desc, int64_t layer);
 
@@ -545,7 +552,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  * Parameter number index, in the order of the flat array:
  *
  *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E], or one row more (padding)
- *   embed_types.weight [type_count,E]         embed_features.weight [E,feature_dim]
+ *   embed_types.weight [type_count,E]         embed_features.weight [token_dim,feature_dim]
  *   embed_norm.weight .bias
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
@@ -819,11 +826,12 @@ MHA_API MHA_NODISCARD mha_status mha_activations_layer(const mha_activations *ac
 typedef struct mha_stream_view {
     uint32_t struct_size; /* in: sizeof(mha_stream_view) */
     uint32_t reserved;
-    mha_tensor embedded; /* the sum of the tables, before a norm on embeddings; ndim 0 if the stream
-                            was given (mha_transformer_input.stream) */
-    mha_tensor first;    /* the stream before the first layer; ndim 0 if it was not run */
-    mha_tensor last;     /* after the last layer, before the final norm */
-    mha_tensor normed;   /* after the final norm; the same as last if there is none; the input
+    /* The sum of the tables, before a norm on embeddings, or their projection, which is the same as
+     * first; ndim 0 if the stream was given (mha_transformer_input.stream) */
+    mha_tensor embedded;
+    mha_tensor first;  /* the stream before the first layer; ndim 0 if it was not run */
+    mha_tensor last;   /* after the last layer, before the final norm */
+    mha_tensor normed; /* after the final norm; the same as last if there is none; the input
                             of W_out */
 } mha_stream_view;
 

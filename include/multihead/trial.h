@@ -26,6 +26,7 @@
 #ifndef MULTIHEAD_TRIAL_H
 #define MULTIHEAD_TRIAL_H
 
+#include <multihead/maps.h>
 #include <multihead/transformer.h>
 
 #ifdef __cplusplus
@@ -142,6 +143,16 @@ typedef struct mha_trial_next {
      * ones */
     mha_trial_choice tokens[2 * MHA_TRIAL_TOP];
 } mha_trial_next;
+
+/**
+ * Find the experts of each token of a run.
+ *
+ *   routes   out, borrowed until the next call with these trials
+ *
+ * Memory, accuracy as mha_trials_run().   Errors   likewise.   Threads  likewise.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_trials_routes(mha_trials *trials, const mha_trial *run,
+                                                   const mha_routes **routes);
 
 /**
  * Predict the most likely next tokens after a position. Only causal transformers with an output layer

@@ -166,7 +166,7 @@ static mha_status walk(logit_job *job)
         if (d->flags & MHA_TRANSFORMER_CROSS) MHA_TRY(walk_part(job, i, MHA_PART_CROSS_ATTENTION));
         MHA_TRY(walk_part(job, i, MHA_PART_SELF_ATTENTION));
     }
-    if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM)
+    if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM && d->token_dim == d->embed_dim)
         MHA_TRY(through_norm(job, -1, "embed_norm", row_of(job, &ends.embedded)));
     job->out.embedding = add_term(job, dot(job->u, row_of(job, &ends.embedded), job->E));
     job->out.remainder = job->out.total - job->sum;

@@ -50,6 +50,11 @@ static mha_status set_embedding(mha_context *context, const mha_transformer *t,
                                 const mha_transformer_desc *d, uint32_t flags, mhai_tokens *tokens)
 {
     mhai_weight gain;
+    if (d->token_dim != d->embed_dim)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "circuits: embeddings of width %lld, which are projected to %lld, are not "
+                        "supported",
+                        (long long)d->token_dim, (long long)d->embed_dim);
     MHA_TRY(mha_transformer_find(t, -1, "embed_tokens.weight", &tokens->table));
     MHA_TRY(mhai_circuits_weight(context, t, -1, "embed_norm.weight", &gain));
     tokens->scale = d->embed_scale == 0 ? 1 : (double)d->embed_scale;

@@ -10,9 +10,10 @@
 #include <multihead/base.h>
 
 enum {
-    MHAI_PANEL = 32,       /* columns of a panel */
-    MHAI_KEY_BLOCK = 512,  /* keys per softmax step; changing this or the next
+    MHAI_PANEL = 32,          /* columns of a panel */
+    MHAI_KEY_BLOCK = 512,     /* keys per softmax step; changing this or the next
                             * constant changes results */
+    MHAI_STORED_COLUMNS = 64, /* outputs per call of gemm_stored */
     MHAI_GEMM_BLOCK = 128, /* products of this many inputs are summed, then added to the output */
     MHAI_MAX_ROWS = 16,    /* the largest tile_rows of any instruction set */
     MHAI_LEAST_ROWS = 12   /* every instruction set accepts this many rows */
@@ -271,8 +272,8 @@ typedef struct mhai_gemm {
 
 enum { MHAI_GATHER = MHAI_MAX_ROWS * MHAI_SCORE_STRIDE };
 
-/* gemm_stored: gemm_strip with weights stored in rows, for at most 32 outputs and MHAI_GEMM_BLOCK
- * inputs. It ignores w, transposed, gather, from and the prefetch fields of `gemm`. */
+/* gemm_stored: gemm_strip with weights stored in rows, for at most MHAI_STORED_COLUMNS outputs and
+ * MHAI_GEMM_BLOCK inputs. It ignores w, transposed, gather, from and the prefetch fields of `gemm`. */
 typedef struct mhai_gemm_stored {
     mhai_gemm gemm;
     const void *w;  /* [cols][stride], `inner` inputs per row; may be unaligned */

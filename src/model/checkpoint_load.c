@@ -9,6 +9,7 @@
 
 #include <multihead/component.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,6 +121,12 @@ static double experts_described(const mha_transformer_desc *d)
     return all;
 }
 
+/* The width of the tables of embeddings. */
+static int64_t width_of_tables(const mha_transformer_desc *d)
+{
+    return d->token_dim ? d->token_dim : d->embed_dim;
+}
+
 /* The number of parameters of latent attention. */
 static double latent_described(const mha_layer_desc *l, double E, double D, double heads)
 {
@@ -129,14 +136,15 @@ static double latent_described(const mha_layer_desc *l, double E, double D, doub
            heads * (r * (D - s + Dv) + E * Dv);
 }
 
-/* A lower bound for the number of parameters, which ignores norms and biases. The bounds of the
- * sizes prevent overflow of a double. */
-static double numbers_described(const mha_transformer_desc *d)
+/* A lower bound for the number of parameters, which ignores norms and biases. Layers may share one
+ * T5 table, or, if `shared`, everything. The bounds of the sizes prevent overflow of a double. */
+static double numbers_described(const mha_transformer_desc *d, bool shared)
 {
+    const double W = (double)width_of_tables(d);
     const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
     const double D = (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
     const double memory = (double)(d->memory_dim ? d->memory_dim : d->embed_dim);
-    double layers = 0, layer = 0;
+    double layers = 0, layer = 0, bias = 0;
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
         const double heads = (double)mha_transformer_heads(d, i);
@@ -146,7 +154,7 @@ static double numbers_described(const mha_transformer_desc *d)
                   : l->mixer == MHA_MIXER_SHORT_CONVOLUTION
                       ? 4 * E * E
                       : E * (2 * groups * (double)l->key_dim + 3 * heads * (double)l->value_dim);
-        if (l) layers += (double)l->t5_buckets * heads;
+        if (l) bias = fmax(bias, (double)l->t5_buckets * heads);
     }
     if (d->flags & MHA_TRANSFORMER_CROSS)
         layer += 2 * E * (double)d->num_heads * D + 2 * memory * kv * D;
@@ -154,9 +162,11 @@ static double numbers_described(const mha_transformer_desc *d)
     const bool gated = mha_feed_forward_gated(d->feed_forward);
     for (int64_t i = 0; i < d->num_layers; i++)
         if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
-    double all = layers + (double)d->num_layers * layer + (double)d->vocab_size * E;
-    if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * E;
-    all += (double)d->type_count * E;
+    layers += (double)d->num_layers * layer;
+    double all = layers / (shared ? (double)d->num_layers : 1) + bias + (double)d->vocab_size * W;
+    if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * W;
+    all += (double)d->type_count * W;
+    if (width_of_tables(d) != d->embed_dim) all += W * E;
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         all += (double)d->vocab_size * E;
     return all;
@@ -172,7 +182,7 @@ static const char *remedy(const loading *l)
 static mha_status check_numbers(const loading *l)
 {
     const mhai_picture *picture = &l->plan.picture;
-    double described = numbers_described(&l->plan.desc);
+    double described = numbers_described(&l->plan.desc, l->family->shared);
     const mhai_weights *weights = &l->stored->weights;
     if (l->plan.sinusoids)
         described -= (double)l->plan.desc.max_length * (double)l->plan.desc.embed_dim;
@@ -219,7 +229,7 @@ static const mhai_weight_name *row_of(const loading *l, const char *ours,
 static mha_status check_embeddings(loading *l)
 {
     char name[MHAI_WEIGHT_NAME];
-    const int64_t patch = l->plan.picture.patch, E = l->plan.desc.embed_dim;
+    const int64_t patch = l->plan.picture.patch, E = width_of_tables(&l->plan.desc);
     const mha_tensor table = patch > 0
                                  ? (mha_tensor){.ndim = 4, .shape = {E, 3, patch, patch}}
                                  : (mha_tensor){.ndim = 2, .shape = {l->plan.desc.vocab_size, E}};
@@ -378,14 +388,14 @@ static mha_status check_bias(loading *l)
 static mha_status check_types(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
-    const mha_tensor table = {.ndim = 2, .shape = {d->type_count, d->embed_dim}};
+    const mha_tensor table = {.ndim = 2, .shape = {d->type_count, width_of_tables(d)}};
     char name[MHAI_WEIGHT_NAME];
     int64_t index;
     l->types = d->type_count;
     if (d->type_count == 0) return MHA_OK;
     mhai_family_name(l->family, "embed_types.weight", name);
     MHA_TRY(mhai_weights_check(&l->stored->weights, name, &table, &index));
-    if (!is_zero(l, index, d->type_count * d->embed_dim)) return MHA_OK;
+    if (!is_zero(l, index, d->type_count * table.shape[1])) return MHA_OK;
     d->type_count = 0;
     use(l, name);
     return MHA_OK;

@@ -140,6 +140,22 @@ static const mhai_weight_name glm4_names[] = {COMMON,
                                               {"mlp.up_proj", "ffn_up", MHAI_FUSED, 1},
                                               END};
 
+static const mhai_weight_name latent_names[] = {
+    COMMON,
+    EXPERTS,
+    GATED,
+    {"self_attn.q_proj", "attn_q", MHAI_LAST_FIRST, 0},
+    {"self_attn.q_b_proj", "attn_q_b", MHAI_LAST_FIRST, 0},
+    MHAI_NAME("self_attn.q_a_proj", "attn_q_a"),
+    MHAI_NAME("self_attn.q_a_norm", "attn_q_a_norm"),
+    MHAI_NAME("self_attn.kv_a_proj", "attn_kv_a_mqa"),
+    MHAI_NAME("self_attn.kv_a_norm", "attn_kv_a_norm"),
+    {"self_attn.k_b_proj", "attn_k_b", MHAI_HEADS_TURNED, 0},
+    {"self_attn.k_b_proj", "attn_kv_b", MHAI_FUSED_HEADS, 0},
+    {"self_attn.v_b_proj", "attn_v_b", MHAI_HEADS, 0},
+    {"self_attn.v_b_proj", "attn_kv_b", MHAI_FUSED_HEADS, 1},
+    END};
+
 /* ---- architectures ------------------------------------------------------------------------- */
 
 static const struct architecture {
@@ -183,6 +199,10 @@ static const struct architecture {
     {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention", MHAI_GGUF_ROUTING_SUM,
      MHAI_GGUF_SPACES},
     {"gpt-oss", "gpt_oss", gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SUM, MHAI_GGUF_WINDOWS},
+    {"deepseek2", "youtu", latent_names, 0, NULL, 0, MHAI_GGUF_LATENT},
+    {"deepseek2", "deepseek_v2", latent_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN, MHAI_GGUF_LATENT},
+    {"deepseek2", "deepseek_v3", latent_names, 0, NULL, MHAI_GGUF_ROUTING_SIGMOID,
+     MHAI_GGUF_LATENT},
     {"command-r", "cohere", plain_names, 0, NULL, 0, 0},
     {"cohere2", "cohere2", plain_names, 0, NULL, 0, MHAI_GGUF_WINDOWS},
     {"mamba2", "mamba2", space_names, 0, "linear_attention", 0, MHAI_GGUF_SPACES},
@@ -247,7 +267,12 @@ static const struct {
      false,
      false,
      {"linear_num_value_heads", "mamba_n_heads", "num_heads", "mamba_num_heads"}},
-    {"expert_count", false, false, {"num_experts", "num_local_experts", NULL}},
+    {"attention.q_lora_rank", false, false, {"q_lora_rank", NULL, NULL}},
+    {"attention.kv_lora_rank", false, false, {"kv_lora_rank", NULL, NULL}},
+    {"expert_group_count", false, false, {"n_group", NULL, NULL}},
+    {"expert_group_used_count", false, false, {"topk_group", NULL, NULL}},
+    {"expert_shared_count", false, false, {"n_shared_experts", NULL, NULL}},
+    {"expert_count", false, false, {"num_experts", "num_local_experts", "n_routed_experts"}},
     {"expert_used_count", false, false, {"num_experts_per_tok", NULL, NULL}},
     {"expert_feed_forward_length", false, false, {"moe_intermediate_size", NULL, NULL}},
     {"expert_shared_feed_forward_length",
@@ -255,7 +280,10 @@ static const struct {
      false,
      {"shared_expert_intermediate_size", "shared_intermediate_size", NULL}},
     {"expert_weights_scale", false, true, {"routed_scaling_factor", NULL, NULL}},
-    {"leading_dense_block_count", false, false, {"num_dense_layers", NULL, NULL}},
+    {"leading_dense_block_count",
+     false,
+     false,
+     {"num_dense_layers", "first_k_dense_replace", NULL}},
     {"embedding_scale", false, true, {"embedding_multiplier", NULL, NULL}},
     {"residual_scale", false, true, {"residual_multiplier", NULL, NULL}},
     {"attention.scale", false, true, {"attention_multiplier", NULL, NULL}},
@@ -529,9 +557,12 @@ static mha_status find_architecture(mhai_gguf_reading *r)
         const char *own = architectures[i].name;
         const bool same = strlen(own) == size && memcmp(own, name, size) == 0;
         if (same) r->name = own;
-        const bool later = same && (architectures[i].routing
-                                        ? mhai_gguf_expert_count(r) > 0
-                                        : mhai_gguf_key(r, "attention.sliding_window", &value));
+        const bool sums = (architectures[i].traits & MHAI_GGUF_LATENT) &&
+                          architectures[i].routing == MHAI_GGUF_ROUTING_SIGMOID;
+        const bool later =
+            same && (architectures[i].routing
+                         ? mhai_gguf_expert_count(r) > 0 && (!sums || mhai_gguf_sigmoid(r))
+                         : mhai_gguf_key(r, "attention.sliding_window", &value));
         if (same && (!r->of || later)) r->of = &architectures[i];
         if (i > 0 && strcmp(own, architectures[i - 1].name) == 0)
             continue; /* with experts or a window */
@@ -568,6 +599,7 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
     if (status == MHA_OK && !json_object_get(r.root, "intermediate_size"))
         status = mhai_gguf_missing(&r, "feed_forward_length");
     if (status == MHA_OK) status = mhai_gguf_mixers(&r);
+    if (status == MHA_OK && (r.traits & MHAI_GGUF_LATENT)) status = mhai_gguf_latent(&r);
     if (status == MHA_OK) status = read_windows(&r);
     if (status == MHA_OK) status = mhai_gguf_rotation(&r);
     if (status == MHA_OK) status = read_weights(&r);

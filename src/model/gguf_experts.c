@@ -14,6 +14,14 @@ int64_t mhai_gguf_expert_count(const mhai_gguf_reading *r)
     return mha_gguf_integer(&value, 0, 0, INT64_MAX, &count) == MHA_OK ? count : 1;
 }
 
+bool mhai_gguf_sigmoid(const mhai_gguf_reading *r)
+{
+    mha_gguf_value value;
+    int64_t kind;
+    return mhai_gguf_key(r, "expert_gating_func", &value) &&
+           mha_gguf_integer(&value, 0, 0, INT64_MAX, &kind) == MHA_OK && kind == 2;
+}
+
 /* Reject a key whose number differs from the architecture's. */
 static mha_status expect(const mhai_gguf_reading *r, const char *key, bool real, double expected)
 {
@@ -54,9 +62,11 @@ mha_status mhai_gguf_experts(const mhai_gguf_reading *r, mhai_gguf_routing routi
                        mhai_put_count(r->root, "num_local_experts", 0)
                    ? MHA_OK
                    : MHA_NO_MEMORY("model");
+    const bool latent = r->traits & MHAI_GGUF_LATENT;
     MHA_TRY(expect(r, "expert_gating_func", false, routing == MHAI_GGUF_ROUTING_SIGMOID ? 2 : 1));
-    MHA_TRY(expect(r, "expert_group_count", false, 1));
-    if (routing != MHAI_GGUF_ROUTING_SIGMOID) MHA_TRY(expect(r, "expert_weights_scale", true, 1));
+    if (!latent) MHA_TRY(expect(r, "expert_group_count", false, 1));
+    if (routing != MHAI_GGUF_ROUTING_SIGMOID && !latent)
+        MHA_TRY(expect(r, "expert_weights_scale", true, 1));
     if (mhai_gguf_key(r, norm, &value)) MHA_TRY(mha_gguf_bool(&value, 0, &normalises));
     if (!normalises && routing == MHAI_GGUF_ROUTING_SUM)
         return mhai_gguf_refuse(r, &value, "is false, which is not supported");

@@ -13,7 +13,8 @@ enum {
     MHAI_GGUF_NETS = 4,      /* gated delta nets */
     MHAI_GGUF_REORDERED = 8, /* converters reorder value heads that share a key head */
     MHAI_GGUF_SPACES = 16,   /* layers of Mamba-2 */
-    MHAI_GGUF_KINDS = 32     /* layers with a feed-forward length have nothing else */
+    MHAI_GGUF_KINDS = 32,    /* layers with a feed-forward length have nothing else */
+    MHAI_GGUF_LATENT = 64    /* latent attention */
 };
 
 typedef struct mhai_gguf_reading {
@@ -71,6 +72,12 @@ MHA_NODISCARD mha_status mhai_gguf_experts(const mhai_gguf_reading *r, mhai_gguf
  * the settings of mixers other than attention. */
 MHA_NODISCARD mha_status mhai_gguf_kinds(const mhai_gguf_reading *r, json_t *types);
 MHA_NODISCARD mha_status mhai_gguf_mixers(const mhai_gguf_reading *r);
+
+/* gguf_latent.c: the sizes of latent attention, and the groups of its experts. */
+MHA_NODISCARD mha_status mhai_gguf_latent(const mhai_gguf_reading *r);
+
+/* Whether the key for the scores of experts says sigmoid. */
+bool mhai_gguf_sigmoid(const mhai_gguf_reading *r);
 
 /* Read the rotation into root, which must already have heads and widths. */
 mha_status mhai_gguf_rotation(const mhai_gguf_reading *r);

@@ -138,6 +138,7 @@ static mha_status read_long(const mhai_gguf_reading *r)
 /* Reject llama.cpp's other rotation factors unless they have no effect. */
 static mha_status refuse_others(const mhai_gguf_reading *r, bool yarn)
 {
+    const bool latent = r->traits & MHAI_GGUF_LATENT;
     const struct {
         const char *key;
         double same;
@@ -151,12 +152,30 @@ static mha_status refuse_others(const mhai_gguf_reading *r, bool yarn)
     for (int i = 0; i < (yarn ? 4 : 5); i++) {
         mha_gguf_value value;
         double x;
-        if (!mhai_gguf_key(r, others[i].key, &value)) continue;
+        if (!mhai_gguf_key(r, others[i].key, &value) || (latent && yarn && i == 1)) continue;
         MHA_TRY(mha_gguf_real(&value, 0, &x));
         if (!(x >= others[i].same) || x > others[i].same)
             return mhai_gguf_refuse(r, &value, "is not supported");
     }
     return MHA_OK;
+}
+
+/* The scale of scores has a factor (multiplier ln factor + 1)^2. Cosines and sines have none, as if
+ * mscale were mscale_all_dim. */
+static mha_status read_multiplier(const mhai_gguf_reading *r, json_t *scaling)
+{
+    static const char key[] = "rope.scaling.yarn_log_multiplier";
+    mha_gguf_value value;
+    double x = 0;
+    if (json_object_get(scaling, "attention_factor") &&
+        mhai_gguf_key(r, "rope.scaling.attn_factor", &value))
+        return mhai_gguf_refuse(r, &value, "is not supported");
+    if (mhai_gguf_key(r, key, &value)) MHA_TRY(mha_gguf_real(&value, 0, &x));
+    if (!(x >= 0) || isinf(x)) return mhai_gguf_refuse(r, &value, "is not a number of 0 or more");
+    return mhai_put(scaling, "attention_factor", json_real(1)) &&
+                   mhai_put(scaling, "mscale_all_dim", json_real(10 * x))
+               ? MHA_OK
+               : MHA_NO_MEMORY("model");
 }
 
 /* Read YaRN's numbers. Missing ones have the same defaults as in this library. attn_factor
@@ -176,6 +195,7 @@ static mha_status read_yarn(const mhai_gguf_reading *r, json_t *scaling)
     for (int i = 0; i < 4; i++)
         if (mhai_gguf_key(r, numbers[i].key, &value))
             MHA_TRY(mhai_gguf_take(r, &value, i > 0, scaling, numbers[i].field));
+    if (r->traits & MHAI_GGUF_LATENT) return read_multiplier(r, scaling);
     const json_t *times = json_object_get(scaling, "attention_factor");
     const double factor = json_real_value(json_object_get(scaling, "factor"));
     const double usual = factor > 1 ? 0.1 * mha_log(factor) + 1 : 1;

@@ -82,7 +82,10 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
                                       : bias        ? MHA_MODEL_SHAPE_OUT_BIAS
                                                     : 0)
                                : a->shape;
-    bool decoder = false;
+    bool decoder = false, both = false;
+    if (a->both_ways)
+        MHA_TRY(mhai_config_bool(config, "use_bidirectional_attention", false, &both));
+    if (both) shape->flags &= ~(uint32_t)MHA_MODEL_SHAPE_CAUSAL;
     MHA_TRY(mhai_config_bool(config, keys->causal, false, &decoder));
     if (decoder) shape->flags |= MHA_MODEL_SHAPE_CAUSAL;
     snprintf(shape->architecture, sizeof shape->architecture, "%s", a->model_type);

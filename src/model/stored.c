@@ -122,6 +122,23 @@ static bool name_scales(const mhai_weight_name *row, char name[MHAI_WEIGHT_NAME]
     return true;
 }
 
+/* Find a matrix that the file divides by heads. */
+static mha_status find_heads(const mhai_weights *weights, const mha_transformer_desc *d,
+                             const mha_parameter *p, const char *name,
+                             mhai_stored_parameter *stored)
+{
+    const int64_t heads = mha_transformer_heads(d, p->layer), each = p->shape[0] / heads;
+    const bool turned = stored->form == MHAI_HEADS_TURNED;
+    const int64_t shape[] = {heads, turned ? p->shape[1] : each, turned ? each : p->shape[1]};
+    const mha_tensor expected = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
+    int64_t index;
+    MHA_TRY(mhai_weights_check(weights, name, &expected, &index));
+    stored->transposed = turned;
+    stored->total = each;
+    stored->from = mhai_weights_elements(weights, index);
+    return MHA_OK;
+}
+
 bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_NAME])
 {
     static const char blocks[] = "blocks", scales[] = "scales";
@@ -181,6 +198,8 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .head_dim = d->head_dim};
     if (form == MHAI_LAST_FIRST) stored->last = d->layers[p->layer].shared_dim;
     if (is_fused(form)) find_part(d, p, row, stored, &total);
+    if (form == MHAI_HEADS || form == MHAI_HEADS_TURNED)
+        return find_heads(weights, d, p, name, stored);
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
     if (form == MHAI_SPECIAL_ROWS || form == MHAI_POSITION_ROWS) {
@@ -253,6 +272,19 @@ static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t row
     }
 }
 
+/* Read rows of heads that are turned separately. */
+static void read_heads(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
+                       int64_t columns, float *to)
+{
+    for (int64_t i = 0, n; i < rows; i += n) {
+        const int64_t head = (row + i) / p->total, at = (row + i) % p->total;
+        mhai_stored_parameter one = *p;
+        n = rows - i < p->total - at ? rows - i : p->total - at;
+        one.first = head * p->columns * p->total;
+        read_turned(&one, at, n, column, columns, to + i * columns);
+    }
+}
+
 /* Whether row i of the parameter has the numbers of row row_at(i) of the file. */
 static bool has_rows(const mhai_stored_parameter *p)
 {
@@ -303,6 +335,8 @@ void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     if (p->form == MHAI_CONVOLUTIONS)
         read_convolutions(p, row, rows, column, columns, to);
+    else if (p->form == MHAI_HEADS_TURNED)
+        read_heads(p, row, rows, column, columns, to);
     else if (p->transposed)
         read_turned(p, row, rows, column, columns, to);
     else

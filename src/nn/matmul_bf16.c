@@ -83,7 +83,7 @@ static mhai_pack read_step(const mhai_rows_job *r, const bf16_weights *w, int64_
 void mhai_rows_pack_bf16(const mhai_rows_job *r, int64_t first, int64_t cols, float *panels,
                          float *read, float *bias)
 {
-    const bool single = cols <= MHAI_PANEL, stored = mhai_rows_stored(r, first).at;
+    const bool single = cols <= MHAI_PANEL, stored = mhai_rows_stored(r, first, MHAI_PANEL).at;
     const bf16_weights w = {.kernels = r->kernels,
                             .pairs = r->job->pairs,
                             .inputs = r->inputs,
@@ -96,7 +96,7 @@ void mhai_rows_pack_bf16(const mhai_rows_job *r, int64_t first, int64_t cols, fl
     for (int64_t input = 0; input < w.inputs; input += w.step)
         for (int64_t p = 0; p * MHAI_PANEL < cols; p++) {
             const int64_t col = first + p * MHAI_PANEL;
-            const mhai_stored_rows s = mhai_rows_stored(r, col);
+            const mhai_stored_rows s = mhai_rows_stored(r, col, MHAI_PANEL);
             const mhai_pack rows = s.at ? (mhai_pack){.in = mhai_stored_at(&s, input),
                                                       .type = s.type,
                                                       .stride = s.stride}

@@ -65,9 +65,10 @@ typedef struct mhai_rows_job {
     bool bf16;
 } mhai_rows_job;
 
-/* Rows of W in memory, starting at row `col`. */
+/* Up to `most` rows of W in memory, starting at row `col`. */
 typedef struct mhai_stored_rows {
     const char *at; /* NULL: not in memory */
+    int64_t rows;
     mha_dtype type;
     int64_t stride;
 } mhai_stored_rows;
@@ -78,7 +79,7 @@ static inline const void *mhai_stored_at(const mhai_stored_rows *s, int64_t elem
     return s->at + elements * (s->type == MHA_F32 ? 4 : 2);
 }
 
-mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col);
+mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col, int64_t most);
 
 /* Make a job without memory; compute the scratch floats of all threads, with `room` panels per
  * thread; divide that memory. */

@@ -8,12 +8,11 @@ _Static_assert(sizeof(mha_coded) <= MHAI_READ_FLOATS * sizeof(float), "what is r
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
-mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col)
+mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col, int64_t most)
 {
     const mhai_rows *from = r->from;
-    const int64_t rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
-    mhai_stored_rows s = {0};
-    if (from->stored) s.at = from->stored(from->user, from->at, col, rows, &s.type, &s.stride);
+    mhai_stored_rows s = {.rows = mhai_min_i64(most, r->job->cols - col)};
+    if (from->stored) s.at = from->stored(from->user, from->at, col, s.rows, &s.type, &s.stride);
     return s;
 }
 
@@ -25,7 +24,7 @@ static void pack_read(const mhai_rows_job *r, int64_t col, int64_t first, int64_
     const int64_t rows = mhai_min_i64(MHAI_PANEL, r->job->cols - col);
     const mhai_rows *from = r->from;
     mha_coded *coded = (void *)read;
-    const mhai_stored_rows stored = mhai_rows_stored(r, col);
+    const mhai_stored_rows stored = mhai_rows_stored(r, col, MHAI_PANEL);
     for (int64_t input = 0; stored.at && input < inner; input += MHAI_GEMM_BLOCK)
         r->kernels->pack_panels(
             &(mhai_pack){.out = panels + mhai_matmul_place(inner, cols, input, panel * MHAI_PANEL),
@@ -104,23 +103,33 @@ static void run_many(const mhai_rows_job *r, int64_t first, int64_t end, int wor
     for (int64_t i = 0; i < run.items; i++) mhai_matmul_block(&run, i, 0);
 }
 
+/* Rows of f16 or bf16 that gemm_stored reads in place, or the rows of a panel. */
+static mhai_stored_rows rows_in_place(const mhai_rows_job *r, int64_t col, int64_t end)
+{
+    mhai_stored_rows s = {0};
+    for (int64_t most = MHAI_STORED_COLUMNS; !s.at && most >= MHAI_PANEL; most /= 2)
+        s = mhai_rows_stored(r, col, mhai_min_i64(most, end - col));
+    if (s.at && s.type != MHA_F32) return s;
+    return (mhai_stored_rows){.rows = mhai_min_i64(MHAI_PANEL, end - col)};
+}
+
 /* The same for few rows. Panels are packed some inputs at a time, in L1. */
 static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
 {
     const mhai_matmul *job = r->job;
     float *panel = r->panels + worker * r->room * MHAI_PANEL * job->inner;
     float *read = r->read + worker * MHAI_READ_FLOATS;
-    for (int64_t col = first; col < end; col += MHAI_PANEL) {
-        const mhai_stored_rows stored = mhai_rows_stored(r, col);
-        const bool halves = stored.at && stored.type != MHA_F32; /* read in place by a kernel */
+    mhai_stored_rows stored;
+    for (int64_t col = first; col < end; col += stored.rows) {
+        stored = rows_in_place(r, col, end);
         for (int64_t input = 0; input < job->inner || input == 0; input += MHAI_READ_INPUTS) {
             const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, job->inner - input);
-            if (!halves) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
+            if (!stored.at) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
             for (int64_t k = 0; k < count || k == 0; k += MHAI_GEMM_BLOCK) {
                 const mhai_gemm gemm = {.rows = (int)job->rows,
                                         .inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k),
                                         .panels = 1,
-                                        .cols = mhai_min_i64(MHAI_PANEL, end - col),
+                                        .cols = stored.rows,
                                         .x = job->a + input + k,
                                         .x_stride = job->a_stride,
                                         .w = panel + k * MHAI_PANEL,
@@ -129,8 +138,8 @@ static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int work
                                         .out = job->c + col,
                                         .out_stride = job->c_stride};
                 const int64_t later = input + k + MHAI_GEMM_BLOCK;
-                const int64_t next = later < job->inner ? later : MHAI_PANEL * stored.stride;
-                if (halves)
+                const int64_t next = later < job->inner ? later : stored.rows * stored.stride;
+                if (stored.at)
                     r->kernels->gemm_stored(
                         &(mhai_gemm_stored){.gemm = gemm,
                                             .w = mhai_stored_at(&stored, input + k),
@@ -168,7 +177,8 @@ static int64_t group_of(const mha_context *context, int64_t inner, int64_t cols)
     const int64_t panels = mhai_ceil_div(cols, MHAI_PANEL),
                   fit = MHAI_GROUP_FLOATS / MHAI_PANEL / mhai_max_i64(1, inner);
     const int64_t shared = mhai_ceil_div(panels, 4 * (int64_t)context->num_threads);
-    return mhai_max_i64(1, mhai_min_i64(mhai_min_i64(fit, MHAI_GROUP_PANELS), shared));
+    const int64_t whole = shared + shared % 2; /* gemm_stored processes two panels */
+    return mhai_max_i64(1, mhai_min_i64(mhai_min_i64(fit, MHAI_GROUP_PANELS), whole));
 }
 
 mhai_rows_job mhai_rows_job_of(const mha_context *context, const mhai_matmul *job,

@@ -52,7 +52,11 @@ static mha_status make_maps(mhai_live_asked *a, int64_t cell)
     a->maps.text[0] = a->request.text;
     a->maps.text_bytes[0] = a->request.text_bytes;
     mhai_live_rows rows = {a->live->context, &a->maps};
-    return mha_trials_run(a->trials, &a->trial, -1, mhai_live_add_rows, &rows, NULL);
+    MHA_TRY(mha_trials_run(a->trials, &a->trial, -1, mhai_live_add_rows, &rows, NULL));
+    const mha_routes *routes;
+    MHA_TRY(mha_trials_routes(a->trials, &a->trial, &routes));
+    a->maps.routes = *routes; /* borrowed */
+    return MHA_OK;
 }
 
 mha_status mhai_live_maps(mhai_live_asked *a)

@@ -16,6 +16,7 @@ typedef struct mhai_kept_run {
     float *hidden;           /* [T,E] input of the output layer */
     mhai_kept_layer *layers; /* [L]; NULL: beyond most_bytes, so maps take another run */
     float *memory;           /* memory of the layers */
+    mha_routes routes;       /* not of a baseline */
 } mhai_kept_run;
 
 struct mha_trials {

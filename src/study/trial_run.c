@@ -2,6 +2,8 @@
  * kept of a run. */
 #include "study/trial.h"
 
+#include "study/routes.h"
+
 #include <multihead/component.h>
 #include <multihead/head_pass.h>
 #include <multihead/heads.h>
@@ -127,6 +129,7 @@ static void forget(mhai_kept_run *run)
     free(run->hidden);
     free(run->layers);
     free(run->memory);
+    mha_routes_free(&run->routes);
     *run = (mhai_kept_run){0};
 }
 
@@ -152,7 +155,12 @@ static mha_status make_room(const mha_trials *trials, int64_t tokens, bool layer
     forget(run);
     run->hidden = calloc((size_t)tokens, (size_t)d->embed_dim * sizeof *run->hidden);
     if (!run->hidden) return MHA_NO_MEMORY("a run of the text");
-    if (!layers || numbers * (double)sizeof(float) > trials->options.most_bytes) return MHA_OK;
+    if (!layers) return MHA_OK;
+    mha_room room = {0};
+    const mha_status status = mhai_routes_make(d, tokens, &room, &run->routes);
+    run->routes.memory = room;
+    if (status != MHA_OK || numbers * (double)sizeof(float) > trials->options.most_bytes)
+        return status;
     run->layers = calloc((size_t)d->num_layers, sizeof *run->layers);
     run->memory = calloc((size_t)numbers, sizeof *run->memory);
     if (run->layers && run->memory) return MHA_OK;
@@ -200,7 +208,7 @@ typedef struct patching {
     const mha_trials *trials;
     const mha_trial *run;
     int64_t first, taken; /* rows of the second text: `taken` rows from first on */
-    int64_t room, size;   /* tokens of the first text, or 1; D */
+    int64_t room, size;   /* tokens of the first text, or 1; the numbers of the widest head */
     float *memory;        /* [heads, room, size] */
     mha_tensor *values;
     mha_head_patch *patches;
@@ -223,19 +231,20 @@ static mha_status take_outputs(void *user, const mha_activations *activations, i
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     for (int64_t i = 0; i < p->run->patched_count; i++) {
         if (p->run->patched[i].layer != layer) continue;
-        if (view.heads.shape[3] != p->size)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "patched: layer %" PRId64
-                            " is a gated delta net, whose heads have %" PRId64
-                            " numbers and not %" PRId64,
-                            layer, view.heads.shape[3], p->size);
         const float *from =
             (const float *)view.heads.data + p->run->patched[i].head * view.heads.stride[1];
         for (int64_t t = 0; t < p->taken; t++)
             memcpy(p->memory + (i * p->room + t) * p->size,
-                   from + (p->first + t) * view.heads.stride[2], (size_t)p->size * sizeof(float));
+                   from + (p->first + t) * view.heads.stride[2],
+                   (size_t)view.heads.shape[3] * sizeof(float));
     }
     return MHA_OK;
+}
+
+/* The numbers of a head's output. */
+static int64_t width_of(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers && d->layers[layer].mixer ? d->layers[layer].value_dim : d->head_dim;
 }
 
 /* Patch every position of both texts from the same row, or the last token from the last row of the
@@ -244,12 +253,12 @@ static void aim_patches(patching *p)
 {
     const mha_trial *r = p->run;
     const bool last = r->flags & MHA_TRIAL_AT_LAST;
-    const int64_t shape[] = {1, r->count, p->size};
     for (int64_t t = 0; t < r->count; t++)
         p->rows[t] = last ? t == r->count - 1 : t < r->other_count;
     for (int64_t i = 0; i < r->patched_count; i++) {
+        const int64_t shape[] = {1, r->count, width_of(&p->trials->desc, r->patched[i].layer)};
         p->values[i] = mha_tensor_contiguous(p->memory + i * p->room * p->size, MHA_F32, 3, shape);
-        if (last) p->values[i].stride[1] = 0;
+        p->values[i].stride[1] = last ? 0 : p->size;
         p->patches[i] = (mha_head_patch){.struct_size = sizeof *p->patches,
                                          .part = MHA_PATCH_OUTPUT,
                                          .layer = r->patched[i].layer,
@@ -264,7 +273,11 @@ static mha_status make_patches(const mha_trials *trials, const mha_trial *r, pat
 {
     sequence other;
     const bool last = r->flags & MHA_TRIAL_AT_LAST;
-    *p = (patching){.trials = trials, .run = r, .size = trials->desc.head_dim};
+    *p = (patching){.trials = trials, .run = r};
+    for (int64_t i = 0; i < r->patched_count; i++) {
+        const int64_t width = width_of(&trials->desc, r->patched[i].layer);
+        if (width > p->size) p->size = width;
+    }
     p->first = last ? r->other_count - 1 : 0;
     p->room = last ? 1 : r->count;
     p->taken = last || r->other_count > r->count ? p->room : r->other_count;
@@ -394,6 +407,7 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     mha_layer_view view = {.struct_size = sizeof view};
     MHA_TRY(check_over(r->trials));
     if (r->watch) return r->watch(r->user, activations, layer);
+    if (r->run) MHA_TRY(mhai_routes_take(&r->run->routes, activations, layer));
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     if (view.q.ndim == 0) return MHA_OK;
     if (!r->run || !r->run->layers) return visit(r, layer, &view);
@@ -515,6 +529,14 @@ mha_status mha_trials_run(mha_trials *trials, const mha_trial *given, int64_t la
     if (status == MHA_OK && trials->now.layers) status = visit_kept(trials, &r);
     if (status == MHA_OK && patched) *patched = trials->now.patched;
     return status;
+}
+
+mha_status mha_trials_routes(mha_trials *trials, const mha_trial *run, const mha_routes **routes)
+{
+    MHA_NEED("mha_trials_routes", trials, run, routes);
+    MHA_TRY(mha_trials_run(trials, run, -1, NULL, NULL, NULL));
+    *routes = &trials->now.routes;
+    return MHA_OK;
 }
 
 mha_status mhai_trial_watch(mha_trials *trials, const mha_trial *run, mhai_trial_layer_fn fn,

@@ -145,8 +145,9 @@ static void carve_all(carver *c, mha_activations *a)
 {
     const mha_transformer *t = a->transformer;
     const mha_transformer_desc *d = &t->desc;
-    if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM)
-        a->embedded = carve(c, a->max_tokens, d->embed_dim);
+    const bool norms = d->flags & MHA_TRANSFORMER_EMBEDDING_NORM, projects = t->project.outputs > 0;
+    if (norms || projects) a->embedded = carve(c, a->max_tokens, d->token_dim);
+    if (norms && projects) a->narrow = carve(c, a->max_tokens, d->token_dim);
     if (a->passing) carve_turns(c, a);
     for (int64_t i = 0; i < d->num_layers && !a->passing; i++) carve_layer(c, a, i, &a->layers[i]);
     a->x = carve(c, a->max_tokens, d->embed_dim);

@@ -175,6 +175,14 @@ static mha_status fill_defaults(mha_transformer_desc *d)
     MHA_TRY(mhai_check_range("mha_transformer_desc: memory_dim", d->memory_dim, 0, INT32_MAX));
     MHA_TRY(mhai_check_range("mha_transformer_desc: type_count", d->type_count, 0, INT32_MAX));
     MHA_TRY(mhai_check_range("mha_transformer_desc: feature_dim", d->feature_dim, 0, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: token_dim", d->token_dim, 0, INT32_MAX));
+    if (d->token_dim == 0) d->token_dim = d->embed_dim;
+    if (d->token_dim != d->embed_dim &&
+        (d->flags & MHA_TRANSFORMER_TIED || d->positions == MHA_ENCODING_SINUSOIDAL))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transformer_desc: token_dim is %lld, expected embed_dim %lld with "
+                        "MHA_TRANSFORMER_TIED or sinusoidal positions",
+                        (long long)d->token_dim, (long long)d->embed_dim);
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
     if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
     if (d->rope_base == 0) d->rope_base = 10000;
@@ -221,25 +229,37 @@ static int64_t add(layout *l, const char *name, mha_parameter_kind kind, int64_t
     return offset;
 }
 
-static mhai_place_norm add_norm(layout *l, const char *prefix)
+static mhai_place_norm add_wide_norm(layout *l, const char *prefix, int64_t width)
 {
-    mhai_place_norm place = {MHAI_NOWHERE, MHAI_NOWHERE};
+    mhai_place_norm place = {MHAI_NOWHERE, MHAI_NOWHERE, width};
     const mha_transformer_desc *d = &l->t->desc;
     l->prefix = prefix;
     if (d->norm == MHA_NORM_NONE) return place;
-    place.weight = add(l, ".weight", MHA_PARAMETER_NORM, d->embed_dim, 0);
+    place.weight = add(l, ".weight", MHA_PARAMETER_NORM, width, 0);
     if (d->norm == MHA_NORM_LAYER && !(d->flags & MHA_TRANSFORMER_NO_NORM_BIAS))
-        place.bias = add(l, ".bias", MHA_PARAMETER_NORM, d->embed_dim, 0);
+        place.bias = add(l, ".bias", MHA_PARAMETER_NORM, width, 0);
     return place;
+}
+
+static mhai_place_norm add_norm(layout *l, const char *prefix)
+{
+    return add_wide_norm(l, prefix, l->t->desc.embed_dim);
+}
+
+/* Whether attention reads the stream itself, but the feed-forward layer a norm. */
+static bool is_bare(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers && d->layers[layer].flags & MHA_LAYER_NO_ATTENTION_NORM;
 }
 
 static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
 {
-    const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
+    const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE, 0};
     mhai_place_step step = {none, none};
     const mha_transformer_desc *d = &l->t->desc;
+    const bool self = strcmp(prefix, "self_attn_norm") == 0;
     if (mhai_transformer_has(l->t, MHA_TRANSFORMER_POST_NORM) ||
-        mha_transformer_norms_input(d, l->layer))
+        mha_transformer_norms_input(d, l->layer) || (!self && is_bare(d, l->layer)))
         step.norm = add_norm(l, prefix);
     if (mha_transformer_norms_branch(d, l->layer)) step.post = add_norm(l, post);
     return step;
@@ -361,7 +381,7 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
     const int64_t q = heads.q * d->head_dim, kv = heads.kv * d->head_dim;
     const uint32_t always = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_ONE_NORM;
-    const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
+    const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE, 0};
     mhai_place_attention place = {.step = {none, none}};
     const mhai_mix mix = mhai_transformer_mix(d, l->layer);
     const bool gated = !cross && mix.gated;
@@ -445,30 +465,47 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     layer->down = add_linear(l, bias, d->ff_dim, down, &d->embed_dim);
 }
 
+static void add_embeddings(layout *l)
+{
+    mha_transformer *t = l->t;
+    const mha_transformer_desc *d = &t->desc;
+    const int64_t width = d->token_dim;
+    l->prefix = "embed_tokens";
+    t->tokens = add(l, ".weight", MHA_PARAMETER_EMBEDDING, d->vocab_size, width);
+    l->prefix = "embed_positions";
+    t->positions = MHAI_NOWHERE;
+    if (d->positions == MHA_ENCODING_LEARNED)
+        t->positions = add(l, ".weight", MHA_PARAMETER_EMBEDDING, mhai_position_rows(d), width);
+    l->prefix = "embed_types";
+    t->types = MHAI_NOWHERE;
+    if (d->type_count > 0)
+        t->types = add(l, ".weight", MHA_PARAMETER_EMBEDDING, d->type_count, width);
+    l->prefix = "embed_features";
+    t->features =
+        (mhai_place_linear){MHAI_NOWHERE, MHAI_NOWHERE, d->feature_dim, 0, t->features.packed};
+    if (d->feature_dim > 0) {
+        t->features.outputs = width;
+        t->features.weight = add(l, ".weight", MHA_PARAMETER_MATRIX, width, d->feature_dim);
+    }
+    t->embed_norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE, 0};
+    if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM)
+        t->embed_norm = add_wide_norm(l, "embed_norm", width);
+    t->project = (mhai_place_linear){MHAI_NOWHERE, MHAI_NOWHERE, width, 0, t->project.packed};
+    if (width == d->embed_dim) return;
+    l->prefix = "embed_proj";
+    t->project.outputs = d->embed_dim;
+    t->project.weight = add(l, ".weight", MHA_PARAMETER_MATRIX, d->embed_dim, width);
+    if (d->flags & MHA_TRANSFORMER_BIAS)
+        t->project.bias = add(l, ".bias", MHA_PARAMETER_BIAS, d->embed_dim, 0);
+}
+
 /* Add all parameters to the table. */
 static mha_status lay_out(mha_transformer *t)
 {
     const mha_transformer_desc *d = &t->desc;
-    layout l = {.t = t, .layer = -1, .prefix = "embed_tokens"};
+    layout l = {.t = t, .layer = -1};
     t->size = t->parameter_count = 0;
-    t->tokens = add(&l, ".weight", MHA_PARAMETER_EMBEDDING, d->vocab_size, d->embed_dim);
-    l.prefix = "embed_positions";
-    t->positions = MHAI_NOWHERE;
-    if (d->positions == MHA_ENCODING_LEARNED)
-        t->positions =
-            add(&l, ".weight", MHA_PARAMETER_EMBEDDING, mhai_position_rows(d), d->embed_dim);
-    l.prefix = "embed_types";
-    t->types = MHAI_NOWHERE;
-    if (d->type_count > 0)
-        t->types = add(&l, ".weight", MHA_PARAMETER_EMBEDDING, d->type_count, d->embed_dim);
-    l.prefix = "embed_features";
-    t->features = (mhai_place_linear){.bias = MHAI_NOWHERE};
-    if (d->feature_dim > 0)
-        t->features = (mhai_place_linear){
-            add(&l, ".weight", MHA_PARAMETER_MATRIX, d->embed_dim, d->feature_dim), MHAI_NOWHERE,
-            d->feature_dim, d->embed_dim, NULL};
-    t->embed_norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE};
-    if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM) t->embed_norm = add_norm(&l, "embed_norm");
+    add_embeddings(&l);
     mhai_place_layer unused = {0};
     for (int64_t i = 0; i < d->num_layers && !l.overflow; i++) {
         mhai_place_layer *layer = t->layers ? &t->layers[i] : &unused;
@@ -478,7 +515,7 @@ static mha_status lay_out(mha_transformer *t)
         add_feed_forward(&l, layer);
     }
     l.layer = -1;
-    t->norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE};
+    t->norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE, 0};
     if (mhai_transformer_pre_norm(t)) t->norm = add_norm(&l, "norm");
     t->output = (mhai_place_linear){t->tokens, MHAI_NOWHERE, d->embed_dim, d->vocab_size, NULL};
     l.prefix = "lm_head";
@@ -529,13 +566,17 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i, less than LINEARS L + 2: those of layers, the output, and that of features. NULL
- * if the transformer or this rank does not have it. */
+/* Linear layer i, less than LINEARS L + 3: those of layers, the output, and those of embeddings.
+ * NULL if the transformer or this rank does not have it. */
 enum { LINEARS = 12 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 {
     mhai_place_linear *place = &t->output;
+    if (i > LINEARS * t->desc.num_layers) { /* the first rank embeds */
+        place = i > LINEARS * t->desc.num_layers + 1 ? &t->features : &t->project;
+        return place->outputs > 0 && mhai_spread_mine(t, 0) ? place : NULL;
+    }
     if (i < LINEARS * t->desc.num_layers) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
@@ -543,9 +584,6 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
             &layer->cross.out, &layer->up,           &layer->down,      &layer->router,
             &layer->self.down, &layer->self.queries, &layer->self.keys, &layer->self.values};
         place = all[i % LINEARS];
-    } else if (i > LINEARS * t->desc.num_layers) {
-        place = &t->features;
-        i = 0; /* the first rank embeds */
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;
     }
@@ -554,7 +592,7 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 
 static mha_status make_linears(mha_context *context, mha_transformer *t)
 {
-    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 1; i++) {
+    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 2; i++) {
         mhai_place_linear *place = linear_of(t, i);
         if (!place) continue;
         MHA_TRY(make_linear(context, t, place));
@@ -578,7 +616,7 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
             t->source.read(t->source.user, i, 0, p->shape[0], 0, p->ndim == 2 ? p->shape[1] : 1,
                            t->held + t->held_at[i]);
     }
-    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 1; i++) {
+    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 2; i++) {
         const mhai_place_linear *place = linear_of(t, i);
         if (place) MHA_TRY(pack(context, t, place));
     }
@@ -724,7 +762,7 @@ void mha_transformer_destroy(mha_transformer *t)
 {
     if (!t || (t->owners && atomic_fetch_sub(t->owners, 1) > 1)) return;
     const mha_allocator a = t->allocator;
-    for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers + 1; i++) {
+    for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers + 2; i++) {
         const mhai_place_linear *place = linear_of(t, i);
         if (place) mha_linear_destroy(place->packed);
     }
@@ -789,7 +827,8 @@ static bool has_own_branch_norm(const mha_transformer_desc *d, int64_t layer)
 bool mha_transformer_norms_input(const mha_transformer_desc *d, int64_t layer)
 {
     const uint32_t others = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM;
-    return d->norm != MHA_NORM_NONE && !(d->flags & others) && !has_own_branch_norm(d, layer);
+    return d->norm != MHA_NORM_NONE && !(d->flags & others) && !has_own_branch_norm(d, layer) &&
+           !is_bare(d, layer);
 }
 
 bool mha_transformer_norms_branch(const mha_transformer_desc *d, int64_t layer)

@@ -54,10 +54,12 @@ static float *place_of(const call *c, int64_t offset)
 static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, const float *dy,
                        uint32_t flags, float *dx)
 {
-    const int64_t width = c->t->desc.embed_dim;
+    const int64_t width = place->width, rows = mhai_tokens(c->a);
     const bool all = c->out.parameters, centred = c->t->desc.norm != MHA_NORM_RMS;
     const bool biased = place->bias >= 0;
-    mha_tensor in = stream(c, x), upper = stream(c, dy), lower = stream(c, dx);
+    mha_tensor in = mhai_transformer_rows(x, rows, width, width);
+    mha_tensor upper = mhai_transformer_rows(dy, rows, width, width);
+    mha_tensor lower = mhai_transformer_rows(dx, rows, width, width);
     mha_tensor weight =
         mhai_transformer_vector(mhai_transformer_numbers(c->t, place->weight), width);
     mha_tensor dweight = mhai_transformer_vector(place_of(c, place->weight), width);
@@ -469,11 +471,21 @@ static mha_status begin(const call *c, const mha_tensor *output_gradient)
 static mha_status finish(const call *c)
 {
     const mha_transformer *t = c->t;
-    const int64_t rows = mhai_tokens(c->a), width = t->desc.embed_dim;
+    const int64_t rows = mhai_tokens(c->a), width = t->desc.token_dim;
+    float *narrow = c->dx;
     if (!c->out.parameters) return MHA_OK;
-    if (c->a->embedded) MHA_TRY(norm(c, &t->embed_norm, c->a->embedded, c->dx, 0, c->dx));
-    mha_tensor dx = stream(c, c->dx);
-    if (t->desc.feature_dim > 0) {
+    if (t->project.outputs > 0) {
+        const mha_tensor dy = stream(c, c->dx);
+        const mha_tensor in =
+            mhai_transformer_rows(c->a->narrow ? c->a->narrow : c->a->embedded, rows, width, width);
+        MHA_TRY(take(c, rows, width, &narrow));
+        const mha_tensor below = mhai_transformer_rows(narrow, rows, width, width);
+        MHA_TRY(linear(c, &t->project, &in, &dy, 0, &below));
+    }
+    if (t->embed_norm.weight >= 0)
+        MHA_TRY(norm(c, &t->embed_norm, c->a->embedded, narrow, 0, narrow));
+    mha_tensor dx = mhai_transformer_rows(narrow, rows, width, width);
+    if (t->features.outputs > 0) {
         const mha_tensor features = mhai_transformer_features(&c->input);
         MHA_TRY(linear(c, &t->features, &features, &dx, 0, NULL));
     }
@@ -493,7 +505,7 @@ static mha_status finish(const call *c)
     }
     table = mhai_transformer_rows(c->out.parameters + t->tokens, t->desc.vocab_size, width, width);
     const float scale = t->desc.embed_scale;
-    for (int64_t i = 0; (scale < 1 || scale > 1) && i < rows * width; i++) c->dx[i] *= scale;
+    for (int64_t i = 0; (scale < 1 || scale > 1) && i < rows * width; i++) narrow[i] *= scale;
     return mha_embedding_backward(c->context, &ids, &dx, &table);
 }
 

@@ -166,7 +166,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
 static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const float *x,
                        const float *residual, float *y)
 {
-    const int64_t width = c->t->desc.embed_dim, rows = mhai_tokens(c->a);
+    const int64_t width = place->width, rows = mhai_tokens(c->a);
     const float epsilon = c->t->desc.norm_epsilon;
     mha_tensor in = mhai_transformer_rows(x, rows, width, width);
     mha_tensor added = mhai_transformer_rows(residual, rows, width, width);
@@ -526,18 +526,23 @@ static mha_status embed(const mhai_call *c)
                                                                             : NULL,
                      .types = d->type_count > 0 ? mhai_transformer_numbers(t, t->types) : NULL,
                      .features = d->feature_dim > 0,
-                     .width = d->embed_dim,
+                     .width = d->token_dim,
                      .scale = d->embed_scale,
                      .x = first};
+    float *x = c->a->layers[0].self.step.x, *in = c->a->narrow ? c->a->narrow : first;
     if (job.features) {
-        const mha_tensor in = mhai_transformer_features(&c->input);
-        const mha_tensor out =
-            mhai_transformer_rows(first, mhai_tokens(c->a), d->embed_dim, d->embed_dim);
-        MHA_TRY(mha_linear_forward(c->context, t->features.packed, MHA_ACTIVATION_NONE, &in, &out));
+        const mha_tensor from = mhai_transformer_features(&c->input);
+        const mha_tensor to =
+            mhai_transformer_rows(first, mhai_tokens(c->a), d->token_dim, d->token_dim);
+        MHA_TRY(
+            mha_linear_forward(c->context, t->features.packed, MHA_ACTIVATION_NONE, &from, &to));
     }
     mha_parallel_for(c->context, mhai_tokens(c->a), embed_row, &job);
-    return c->a->embedded ? norm(c, &t->embed_norm, first, NULL, c->a->layers[0].self.step.x)
-                          : MHA_OK;
+    if (t->embed_norm.weight >= 0)
+        MHA_TRY(norm(c, &t->embed_norm, first, NULL, c->a->narrow ? in : x));
+    return t->project.outputs > 0
+               ? mhai_call_project(c, &t->project, MHA_ACTIVATION_NONE, in, mhai_tokens(c->a), x)
+               : MHA_OK;
 }
 
 /* Compute the stream before the first layer of the run. */

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_ROPE_EXACT_RAMP * 2 - 1 };
+enum { KNOWN_FLAGS = MHA_LAYER_NO_ATTENTION_NORM * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -243,11 +243,14 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
                         "strength_scale and head_norm_epsilon: only with a mixer; value_dim and "
                         "head_norm_epsilon also with latent_dim");
     MHA_TRY(mhai_check_flags("mha_layer_desc", l->flags, KNOWN_FLAGS));
+    const uint32_t norms = MHA_LAYER_BRANCH_NORM | MHA_LAYER_NO_ATTENTION_NORM;
     if (latent) MHA_TRY(check_latent(d, layer, l));
-    if (l->flags & MHA_LAYER_BRANCH_NORM && (d->norm == MHA_NORM_NONE || d->flags & other_blocks))
+    if (l->flags & norms &&
+        (d->norm == MHA_NORM_NONE || d->flags & other_blocks || (l->flags & norms) == norms))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_layer_desc: MHA_LAYER_BRANCH_NORM: only in a transformer with "
-                        "pre-norm, without branch norms, cross-attention and parallel blocks");
+                        "mha_layer_desc: MHA_LAYER_%s: only in a transformer with "
+                        "pre-norm, without branch norms, cross-attention and parallel blocks",
+                        l->flags & MHA_LAYER_BRANCH_NORM ? "BRANCH_NORM" : "NO_ATTENTION_NORM");
     MHA_TRY(check_settings(d, l));
     MHA_TRY(mhai_check_range("mha_layer_desc: t5_buckets", l->t5_buckets, 0, INT32_MAX));
     if (l->flags & MHA_LAYER_QK_NORM && l->qk_norm_epsilon == 0)

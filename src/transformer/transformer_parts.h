@@ -19,6 +19,7 @@ enum { MHAI_NOWHERE = -1 };
 /* Offsets into the flat array; MHAI_NOWHERE: absent. */
 typedef struct mhai_place_norm {
     int64_t weight, bias;
+    int64_t width;
 } mhai_place_norm;
 
 /* norm: before a function, or after its sum (post-norm). post: on its output (branch norm). */
@@ -94,6 +95,7 @@ struct mha_transformer {
     int64_t tokens, positions, types; /* offsets of the tables */
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
+    mhai_place_linear project;   /* of embeddings of another width; outputs 0: none */
     mhai_place_linear features;  /* outputs 0: tokens bring none */
     mhai_place_linear output;    /* if tied, weight is the token embedding */
     int64_t *head_lists;         /* [2][L] the target of desc.layer_heads and layer_kv_heads, or
@@ -225,7 +227,8 @@ struct mha_activations {
     size_t bytes;
     int32_t *ids, *positions, *types; /* [tokens] */
     int64_t *starts;                  /* [B] the row of position 0 in encodings; NULL: 0 */
-    float *embedded;                  /* the sum before an embedding norm; otherwise NULL */
+    float *embedded; /* the sum before an embedding norm or a projection; otherwise NULL */
+    float *narrow;   /* the projection's input, if it is not `embedded`; otherwise NULL */
     mhai_kept_layer *layers;
     float *x, *last; /* the stream after the last layer, and after the final norm */
     float *gradient; /* [tokens,E] working memory of the backward call */

@@ -124,7 +124,8 @@ mha_status mha_activations_stream(const mha_activations *a, mha_stream_view *vie
                               .last = tokens_view(a, a->x, width),
                               .normed = tokens_view(a, a->last, width)};
     if (a->first == 0) view->first = tokens_view(a, first, width);
-    if (!a->given) view->embedded = tokens_view(a, a->embedded ? a->embedded : first, width);
+    const bool normed = a->embedded && a->transformer->project.outputs == 0;
+    if (!a->given) view->embedded = tokens_view(a, normed ? a->embedded : first, width);
     return MHA_OK;
 }
 

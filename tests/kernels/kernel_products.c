@@ -294,21 +294,24 @@ void check_gemm_strip(kernel_test *t)
 void check_gemm_stored(kernel_test *t)
 {
     const int rows = kt_rows(t);
-    const int64_t inner = kt_size(t, MHAI_GEMM_BLOCK, MHAI_GEMM_BLOCK), cols = kt_size(t, 32, 32);
+    const int64_t inner = kt_size(t, MHAI_GEMM_BLOCK, MHAI_GEMM_BLOCK),
+                  cols = kt_size(t, MHAI_STORED_COLUMNS, MHAI_STORED_COLUMNS);
+    const int64_t panels = (cols + MHAI_PANEL - 1) / MHAI_PANEL, panel_size = inner * MHAI_PANEL;
     const int64_t x_stride = kt_stride(t, inner), stride = kt_stride(t, inner);
     const int64_t out_stride = kt_stride(t, cols);
     const bool first = kt_chance(t, 0.5);
     const mha_dtype type = kt_chance(t, 0.5) ? MHA_F16 : MHA_BF16;
     float *x = kt_numbers(t, rows, inner, x_stride);
     void *w = kt_input(t, type, cols, inner, stride);
-    float *panel = kt_plain(t, (size_t)(inner * MHAI_PANEL) * sizeof(float));
+    float *panel = kt_plain(t, (size_t)(panels * panel_size) * sizeof(float));
     float *bias = first && kt_chance(t, 0.7) ? kt_floats(t, cols) : NULL;
     float *before = kt_numbers(t, rows, cols, out_stride);
     const float *nowhere = kt_nowhere(t);
     kt_fill_typed(t, type, w, cols, inner, stride, 0);
     for (int64_t j = 0; j < cols; j++)
         for (int64_t i = 0; i < inner; i++)
-            panel[i * MHAI_PANEL + j] = (float)kt_element(type, w, j * stride + i);
+            panel[j / MHAI_PANEL * panel_size + i * MHAI_PANEL + j % MHAI_PANEL] =
+                (float)kt_element(type, w, j * stride + i);
     if (bias) kt_fill(t, bias, cols);
     t->flops = 2.0 * (double)(rows * inner * cols);
     t->bytes = 2.0 * (double)(inner * cols);
@@ -318,7 +321,8 @@ void check_gemm_stored(kernel_test *t)
         float *packed = kt_scratch(t, MHA_F32, rows, cols, out_stride);
         mhai_gemm gemm = {.rows = rows,
                           .inner = inner,
-                          .panels = 1,
+                          .panels = panels,
+                          .panel_stride = panel_size,
                           .cols = cols,
                           .x = x,
                           .x_stride = x_stride,
@@ -339,7 +343,9 @@ void check_gemm_stored(kernel_test *t)
                 const double start =
                     first ? bias ? (double)bias[j] : 0 : (double)before[r * out_stride + j];
                 const double exact =
-                    start + kt_product(x + r * x_stride, 1, panel + j, MHAI_PANEL, inner, &size);
+                    start + kt_product(x + r * x_stride, 1,
+                                       panel + j / MHAI_PANEL * panel_size + j % MHAI_PANEL,
+                                       MHAI_PANEL, inner, &size);
                 const float got = out[r * out_stride + j];
                 kt_close(t, (double)got, exact, kt_product_bound(inner, size, exact), "out", r, j);
                 kt_that(t, memcmp(&got, &packed[r * out_stride + j], sizeof got) == 0,

@@ -152,13 +152,16 @@ BASES = {  # settings of each family with which more of its fields matter
     "mamba2": [dict(PURE, n_groups=2), dict(PURE, n_groups=1, time_step_limit=[.1, .7], tie_word_embeddings=True)],
     "nemotron_h": [dict(NEMOTRON, layers_block_type=["linear_attention", FULL]),
                    dict(NEMOTRON, layers_block_type=["mlp", "linear_attention", FULL], mlp_bias=True, time_step_min=.4)],
-    "bert": [{}], "electra": [dict(embedding_size=32)], "distilbert": [{}],
+    "bert": [{}], "electra": [dict(embedding_size=32), dict(embedding_size=20)], "distilbert": [{}],
+    "xlm-roberta": [dict(max_position_embeddings=LENGTH + 6)], "albert": [dict(embedding_size=20)],
+    "mpnet": [dict(max_position_embeddings=LENGTH + 6)], "nomic_bert": [{}],
+    "modernbert": [dict(local_attention=6, layer_types=TYPES, pad_token_id=0)],
     "roberta": [dict(max_position_embeddings=LENGTH + 6), dict(max_position_embeddings=LENGTH + 6, pad_token_id=4)]}
 OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=LENGTH),
              "distilbert": dict(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=LAYERS, n_heads=4,
                                 max_position_embeddings=LENGTH),
              "mamba2": dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS)}
-ENCODERS = ("bert", "roberta", "electra", "distilbert")
+ENCODERS = ("bert", "roberta", "electra", "distilbert", "xlm-roberta", "albert", "mpnet", "modernbert", "nomic_bert")
 # Fields and their other names in some version of transformers.
 ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"),
                     ("n_positions", "max_position_embeddings"), ("n_positions", "n_ctx"),

@@ -72,7 +72,7 @@ void layers_draw(rng *r, const mha_transformer_desc *d, mha_layer_desc *layers)
         draw_terms(r, d, l);
         draw_rotation(r, d, l);
         if (d->norm != MHA_NORM_NONE && !(d->flags & other_blocks) && rng_chance(r, 0.3))
-            l->flags |= MHA_LAYER_BRANCH_NORM;
+            l->flags |= rng_chance(r, 0.7) ? MHA_LAYER_BRANCH_NORM : MHA_LAYER_NO_ATTENTION_NORM;
         if (!rng_chance(r, 0.3)) continue;
         l->flags |= MHA_LAYER_QK_NORM;
         if (rng_chance(r, 0.5)) l->qk_norm_epsilon = 1e-3f;

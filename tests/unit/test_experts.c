@@ -354,5 +354,5 @@ static void groups_are_checked(void)
 }
 
 RUN_TESTS(TEST(groups_are_checked), TEST(routing_and_outputs_are_plain_loops),
-          TEST(steps_batches_and_threads_change_no_bit),
-          TEST(routes_are_those_of_a_forward_call), TEST(what_is_not_supported_is_refused))
+          TEST(steps_batches_and_threads_change_no_bit), TEST(routes_are_those_of_a_forward_call),
+          TEST(what_is_not_supported_is_refused))

@@ -101,6 +101,9 @@ static mha_transformer_desc some_desc(rng *r, bool mixed)
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     if (d.flags & MHA_TRANSFORMER_CROSS && rng_chance(r, 0.5)) d.memory_dim = 6;
     if (rng_chance(r, 0.3)) d.type_count = rng_between(r, 1, 3);
+    if (!(d.flags & MHA_TRANSFORMER_TIED) && d.positions != MHA_ENCODING_SINUSOIDAL &&
+        rng_chance(r, 0.3))
+        d.token_dim = rng_between(r, 1, 9);
     if (rng_chance(r, 0.3)) d.embed_scale = 2.5f;
     if (rng_chance(r, 0.3)) d.residual_scale = 0.6f;
     if (rng_chance(r, 0.3)) d.logit_scale = 0.7f;
@@ -795,13 +798,21 @@ static void check_position(mha_context *context, const example *e, int64_t layer
     }
 }
 
+static bool projects(const example *e)
+{
+    return e->desc.token_dim > 0 && e->desc.token_dim != e->desc.embed_dim;
+}
+
 /* Checks that embeddings are the sum of the tables' rows, rounded once to f32. */
 static void check_embedded(const example *e, const mha_tensor *embedded)
 {
     const float *data = mha_transformer_data(e->t);
     const int64_t E = e->desc.embed_dim;
-    mha_parameter tokens, positions, types;
+    mha_parameter tokens, positions, types, project;
     expect_ok(mha_transformer_find(e->t, -1, "embed_tokens.weight", &tokens));
+    assert_int_equal(mha_transformer_find(e->t, -1, "embed_proj.weight", &project) == MHA_OK,
+                     projects(e));
+    if (projects(e)) return;
     const bool learned = e->desc.positions == MHA_ENCODING_LEARNED;
     const bool padding = e->desc.flags & MHA_TRANSFORMER_PADDING;
     if (e->desc.positions == MHA_ENCODING_SINUSOIDAL) return;
@@ -837,7 +848,9 @@ static void check_views(mha_context *context, example *e)
     const int64_t layers = e->desc.num_layers;
     for (int64_t i = 0; i < 3 * layers; i++) {
         const mha_layer_part part = (mha_layer_part)(i % 3);
-        const bool normed = reads_norms && !branches(e, i / 3);
+        const bool bare = part == MHA_PART_SELF_ATTENTION && e->desc.layers &&
+                          e->desc.layers[i / 3].flags & MHA_LAYER_NO_ATTENTION_NORM;
+        const bool normed = reads_norms && !branches(e, i / 3) && !bare;
         mha_layer_view view = {.struct_size = sizeof view};
         if ((part == MHA_PART_CROSS_ATTENTION && !(e->desc.flags & MHA_TRANSFORMER_CROSS)) ||
             (part == MHA_PART_FEED_FORWARD && e->desc.ff_dim == 0)) {
@@ -869,7 +882,7 @@ static void check_views(mha_context *context, example *e)
     assert_ptr_equal(ends.last.data, stream);
     assert_int_equal(ends.normed.data != ends.last.data, pre);
     assert_int_equal(ends.embedded.data != ends.first.data,
-                     (e->desc.flags & MHA_TRANSFORMER_EMBEDDING_NORM) != 0);
+                     e->desc.flags & MHA_TRANSFORMER_EMBEDDING_NORM && !projects(e));
     if (e->desc.flags & MHA_TRANSFORMER_NO_OUTPUT)
         assert_memory_equal(ends.normed.data, e->output_data,
                             (size_t)(e->B * e->T * e->desc.embed_dim) * sizeof(float));
@@ -1176,7 +1189,10 @@ static void layers_are_checked(void)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 12}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x1000"},
+        {{.flags = 1u << 13}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x2000"},
+        {{.flags = MHA_LAYER_NO_ATTENTION_NORM},
+         MHA_ERR_ARGUMENT,
+         "MHA_LAYER_NO_ATTENTION_NORM: only in a transformer with pre-norm"},
         {{.strength_scale = 1}, MHA_ERR_ARGUMENT, "only with a mixer"},
         {{.flags = MHA_LAYER_BRANCH_NORM}, MHA_ERR_ARGUMENT, "only in a transformer with pre-norm"},
         {{.flags = MHA_LAYER_QK_NORM_ROW}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_QK_NORM"},

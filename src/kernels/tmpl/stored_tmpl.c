@@ -1,7 +1,13 @@
 /* Products of few rows with weights stored in rows of f16 or bf16. Pairs of neighbours are
  * transposed like a single float, which halves the work, and converted to f32 in registers. */
 
-enum { PAIR_ROWS = MHAI_GEMM_BLOCK / 2, PAIR_COLUMNS = 2 * VF_LANES };
+enum {
+    PAIR_ROWS = MHAI_GEMM_BLOCK / 2,
+    PAIR_COLUMNS = 2 * VF_LANES,
+    /* Vectors of sums of a single row: enough chains to hide the latency of the multiply-adds. */
+    ROW_VECTORS = MHAI_STORED_COLUMNS / VF_LANES < 8 ? MHAI_STORED_COLUMNS / VF_LANES : 8,
+    STORED_VECTORS = ROW_VECTORS > TILE_VECTORS ? ROW_VECTORS : TILE_VECTORS
+};
 
 ALWAYS_INLINE vf even_of(mha_dtype type, vf pairs)
 {
@@ -23,13 +29,14 @@ ALWAYS_INLINE vf load_halves(const uint16_t *p, int64_t n)
 }
 
 /* Transpose rows of weights to columns of pairs. Prefetches for the next call are spread evenly
- * over the loop. */
+ * over the loop. Rows of files are rarely aligned to cache lines: the first line of a block and the
+ * line that contains the last byte of each 64 are prefetched. */
 ALWAYS_INLINE void transpose_halves(const mhai_gemm_stored *s, float *panel)
 {
     enum { BYTES = MHAI_GEMM_BLOCK * sizeof(uint16_t), LINE_BYTES = LINE * sizeof(float) };
     const int64_t inner = s->gemm.inner, cols = s->gemm.cols;
     const int64_t pieces = (inner + PAIR_COLUMNS - 1) / PAIR_COLUMNS;
-    for (int64_t row = 0; row < MHAI_PANEL; row += VF_LANES)
+    for (int64_t row = 0; row < cols; row += VF_LANES)
         for (int64_t piece = 0; piece < pieces; piece++) {
             const int64_t i = piece * PAIR_COLUMNS;
             const int64_t begin = BYTES * piece / pieces, end = BYTES * (piece + 1) / pieces;
@@ -42,7 +49,7 @@ ALWAYS_INLINE void transpose_halves(const mhai_gemm_stored *s, float *panel)
                 for (int64_t line = begin; line < end; line += LINE_BYTES)
                     fetch_l2((const void *)((uintptr_t)s->next + (uintptr_t)(2 * at + line)));
             }
-            transpose(rows, panel + i / 2 * MHAI_PANEL + row, MHAI_PANEL);
+            transpose(rows, panel + i / 2 * MHAI_STORED_COLUMNS + row, MHAI_STORED_COLUMNS);
         }
 }
 
@@ -53,18 +60,18 @@ typedef struct stored_block {
 } stored_block;
 
 /* Each sum is one chain over the inputs, in order. */
-ALWAYS_INLINE void stored_body(int rows, mha_dtype type, const stored_block *t)
+ALWAYS_INLINE void stored_body(int rows, int vectors, mha_dtype type, const stored_block *t)
 {
     const mhai_gemm *g = t->gemm;
     const float *panel = t->panel;
     const int64_t stride = g->x_stride, inner = g->inner;
-    vf sum[BLOCK_ROWS][TILE_VECTORS];
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
+    vf sum[BLOCK_ROWS][STORED_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
         vf_zero();
-    for (int64_t i = 0; i < inner; i += 2, panel += MHAI_PANEL)
+    for (int64_t i = 0; i < inner; i += 2, panel += MHAI_STORED_COLUMNS)
         for (int odd = 0; odd < 2 && i + odd < inner; odd++) {
-            vf column[TILE_VECTORS];
-            UNROLL for (int j = 0; j < TILE_VECTORS; j++)
+            vf column[STORED_VECTORS];
+            UNROLL for (int j = 0; j < vectors; j++)
             {
                 const vf pairs = vf_load(panel + j * VF_LANES);
                 column[j] = odd ? odd_of(type, pairs) : even_of(type, pairs);
@@ -72,11 +79,11 @@ ALWAYS_INLINE void stored_body(int rows, mha_dtype type, const stored_block *t)
             UNROLL for (int r = 0; r < rows; r++)
             {
                 const vf x = vf_load1(t->x + r * stride + i + odd);
-                UNROLL for (int j = 0; j < TILE_VECTORS; j++) sum[r][j] =
+                UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
                     vf_fma(x, column[j], sum[r][j]);
             }
         }
-    for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < TILE_VECTORS; j++)
+    for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++)
         {
             const int64_t at = t->column + j * VF_LANES, left = g->cols - at;
             const int64_t lanes = left < VF_LANES ? left : VF_LANES;
@@ -89,9 +96,9 @@ ALWAYS_INLINE void stored_body(int rows, mha_dtype type, const stored_block *t)
         }
 }
 
-#define STORED_CASE(n)                                                      \
-    case n:                                                                 \
-        if (n <= BLOCK_ROWS) stored_body(n <= BLOCK_ROWS ? n : 1, type, t); \
+#define STORED_CASE(n)                                                                    \
+    case n:                                                                               \
+        if (n <= BLOCK_ROWS) stored_body(n <= BLOCK_ROWS ? n : 1, TILE_VECTORS, type, t); \
         return;
 /* clang-format off */
 #define DEFINE_STORED(name, of_type)                                                            \
@@ -99,7 +106,8 @@ ALWAYS_INLINE void stored_body(int rows, mha_dtype type, const stored_block *t)
     {                                                                                           \
         const mha_dtype type = of_type;                                                         \
         switch (rows) {                                                                         \
-            STORED_CASE(1) STORED_CASE(2) STORED_CASE(3) STORED_CASE(4) STORED_CASE(5)          \
+            case 1: stored_body(1, ROW_VECTORS, type, t); return;                               \
+            STORED_CASE(2) STORED_CASE(3) STORED_CASE(4) STORED_CASE(5)          \
             STORED_CASE(6) STORED_CASE(7) STORED_CASE(8) STORED_CASE(9) STORED_CASE(10)         \
             STORED_CASE(11) STORED_CASE(12) STORED_CASE(13) STORED_CASE(14)                     \
         }                                                                                       \
@@ -110,11 +118,12 @@ DEFINE_STORED(stored_bf16, MHA_BF16)
 
 static void gemm_stored(const mhai_gemm_stored *s)
 {
-    _Alignas(64) float panel[PAIR_ROWS * MHAI_PANEL];
+    _Alignas(64) float panel[PAIR_ROWS * MHAI_STORED_COLUMNS];
     transpose_halves(s, panel);
     for (int row = 0, some; row < s->gemm.rows; row += some) {
         some = block_rows(s->gemm.rows - row);
-        for (int column = 0; column < MHAI_PANEL && column < s->gemm.cols; column += BLOCK_COLS)
+        const int step = (some == 1 ? ROW_VECTORS : TILE_VECTORS) * VF_LANES;
+        for (int column = 0; column < s->gemm.cols; column += step)
             (s->type == MHA_F16 ? stored_f16 : stored_bf16)(
                 some, &(stored_block){.gemm = &s->gemm,
                                       .x = s->gemm.x + row * s->gemm.x_stride,

@@ -7,6 +7,7 @@ const mhai_weight_name mhai_bert_names[] = {
     {"embed_positions", "embeddings.position_embeddings", MHAI_LAST_ROWS, 0},
     MHAI_NAME("embed_types", "embeddings.token_type_embeddings"),
     MHAI_NAME("embed_norm", "embeddings.LayerNorm"),
+    MHAI_NAME("embed_proj", "embeddings_project"), /* of ELECTRA */
     MHAI_NAME("self_attn.q_proj", "attention.self.query"),
     MHAI_NAME("self_attn.k_proj", "attention.self.key"),
     MHAI_NAME("self_attn.v_proj", "attention.self.value"),

@@ -22,7 +22,7 @@ static mha_status read_decoder(const mhai_config *config, const mhai_family *fam
     d->norm = MHA_NORM_RMS;
     d->positions = MHA_ENCODING_ROTARY;
     d->feed_forward = MHA_FEED_FORWARD_SWIGLU;
-    MHA_TRY(mhai_config_unset(config, "use_bidirectional_attention"));
+    if (!family->both_ways) MHA_TRY(mhai_config_unset(config, "use_bidirectional_attention"));
     const bool own = family->inner && !mhai_config_absent(config, family->inner);
     MHA_TRY(mhai_read_sizes(config, family, own ? family->inner : "intermediate_size", d));
     MHA_TRY(
@@ -526,8 +526,8 @@ mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_fami
     return MHA_OK;
 }
 
-static mha_status read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
-                             mhai_family_plan *plan)
+mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
+                           mhai_family_plan *plan)
 {
     MHA_TRY(mhai_plan_layers(plan));
     for (int kind = 0; kind < 2; kind++) {
@@ -588,5 +588,6 @@ mha_status mhai_family_read(const mhai_family *family, const mhai_config *config
     if (family->llama) MHA_TRY(read_decoder(config, family, plan));
     MHA_TRY(family->read(config, plan));
     if (!family->llama || plan->desc.positions != MHA_ENCODING_ROTARY) return MHA_OK;
-    return family->ropes ? read_ropes(config, family->ropes, plan) : mhai_read_rope(config, plan);
+    return family->ropes ? mhai_read_ropes(config, family->ropes, plan)
+                         : mhai_read_rope(config, plan);
 }

@@ -124,7 +124,8 @@ const mhai_weight_name *mhai_family_next_name(const mhai_family *family, const c
     int used = 0;
     if (strncmp(ours, "layers.", 7) == 0) {
         const int number = (int)strcspn(ours + 7, ".");
-        used = snprintf(theirs, MHAI_WEIGHT_NAME, "%s%.*s.", family->layers, number, ours + 7);
+        used = snprintf(theirs, MHAI_WEIGHT_NAME, "%s%.*s%s", family->layers,
+                        family->shared ? 0 : number, ours + 7, family->shared ? "" : ".");
         ours += 7 + number + 1;
     }
     const char *expert, *tail = strrchr(ours, '.'); /* ".weight", ".bias" */
@@ -157,7 +158,7 @@ bool mhai_desc_is_usual(const mha_transformer_desc *d)
     bool scaled = false;
     for (int i = 0; i < 3; i++) scaled = scaled || scales[i] < 1 || scales[i] > 1;
     return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) && !scaled &&
-           !(d->logit_softcap > 0) && d->feature_dim == 0;
+           !(d->logit_softcap > 0) && d->token_dim == d->embed_dim && d->feature_dim == 0;
 }
 
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)

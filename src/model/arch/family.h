@@ -59,6 +59,8 @@ typedef enum mhai_weight_form {
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
+    MHAI_HEADS,        /* [heads, rows of a head, columns] */
+    MHAI_HEADS_TURNED, /* [heads, columns, rows of a head] */
     MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
     MHAI_EXPERT_PAIR,  /* like MHAI_EXPERT, with gate and up of each expert concatenated */
     /* Likewise, with alternating rows of gate and up of each expert in tables whose name has
@@ -69,8 +71,8 @@ typedef enum mhai_weight_form {
 } mhai_weight_form;
 
 /* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
- * ".bias") or both are complete. A family's name that begins with "/" has no layer's number before it. An asterisk stands for the number of an expert. part: 0 for the
- * first part of a fused weight, then 1, 2. If several rows have the same library name, the first
+ * ".bias") or both are complete. A family's name that begins with "/" has no layer's
+ * number before it. An asterisk stands for the number of an expert. part: 0 for the first part of a fused weight, then 1, 2. If several rows have the same library name, the first
  * row whose weight is in the file applies. If the file has none of these weights, the library's
  * name applies. */
 typedef struct mhai_weight_name {
@@ -132,6 +134,7 @@ typedef struct mhai_family {
     bool own_act;   /* read() reads the activation; otherwise it is SiLU */
     double epsilon; /* the default of rms_norm_eps; 0: 1e-6 */
     const char *layers;      /* before a layer's number */
+    bool shared;             /* all layers have the same weights; `layers` has no number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
     const char *text_prefix; /* other prefix; NULL: none */
     bool text_part;          /* names may have the prefixes of a multimodal model's text part, and
@@ -147,6 +150,7 @@ typedef struct mhai_family {
     bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
     bool mxfp4;     /* experts may be in blocks of MXFP4, as quantization_config then says */
     bool lengths;   /* the rotation may depend on the length of a text (longrope) */
+    bool both_ways; /* read() reads use_bidirectional_attention */
     bool may_tie;   /* whether the output is the token table depends on the weights */
     bool tied;      /* the output is the token table unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
@@ -163,7 +167,7 @@ typedef struct mhai_family {
  * every transformer. */
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
-    X(bert) X(roberta) X(electra) X(distilbert) X(gpt2) X(gpt_neox) X(llama) X(mistral)           \
+    X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert) X(nomic_bert) X(gpt2) X(gpt_neox) X(llama) X(mistral)           \
     X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
     X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
@@ -299,6 +303,10 @@ MHA_NODISCARD mha_status mhai_rope_number(const mhai_config *config, const char 
 
 /* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
+
+/* Read two rotations, for layers without a window and with one. */
+MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
+                                         mhai_family_plan *plan);
 
 /* Read attention_bias of layers whose queries and keys are normalised. flags: of mha_layer_desc, for
  * every layer. */

@@ -85,12 +85,28 @@ static const mhai_rope_kind ropes[] = {
     {"full_attention", "rope_theta", "partial_rotary_factor", 1e6, 1, true},
     {"sliding_attention", "rope_local_base_freq", "partial_rotary_factor", 1e4, 1, false}};
 
+/* EmbeddingGemma. transformers halves the window, and each side keeps that many keys. */
+static mha_status see_both_ways(const mhai_config *config, mhai_family_plan *plan)
+{
+    bool both;
+    MHA_TRY(mhai_config_bool(config, "use_bidirectional_attention", false, &both));
+    if (!both) return MHA_OK;
+    plan->desc.flags &= ~(uint32_t)MHA_TRANSFORMER_CAUSAL;
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
+        mha_layer_desc *layer = &plan->layers[i];
+        if (layer->flags & MHA_LAYER_WINDOW)
+            layer->left_keys = layer->right_keys = (layer->left_keys + 1) / 2;
+    }
+    return MHA_OK;
+}
+
 static mha_status read_gemma3(const mhai_config *config, mhai_family_plan *plan)
 {
     int64_t period;
     MHA_TRY(
         mhai_config_optional(config, "sliding_window_pattern", 1, MHAI_MOST_LAYERS, 6, &period));
-    return read_later(config, false, period, plan);
+    MHA_TRY(read_later(config, false, period, plan));
+    return see_both_ways(config, plan);
 }
 
 const mhai_family mhai_family_gemma = {.model_type = "gemma",
@@ -105,7 +121,7 @@ const mhai_family mhai_family_gemma = {.model_type = "gemma",
     {                                                                                    \
         .model_type = (type), .text_type = (whole_), MHAI_TEXT_FILES(later_names, 0),    \
         .whole = true, .own_act = true, .bias_key = "attention_bias", .ropes = (ropes_), \
-        .tied = true, .read = read_gemma##number                                         \
+        .both_ways = number == 3, .tied = true, .read = read_gemma##number               \
     }
 const mhai_family mhai_family_gemma2 = LATER(2, "gemma2", NULL, NULL);
 const mhai_family mhai_family_gemma3 = LATER(3, "gemma3_text", NULL, ropes);

@@ -80,7 +80,8 @@ static const struct {
                    {"rope_interleaved", MHA_LAYER_ROPE_INTERLEAVED},
                    {"output_gate", MHA_LAYER_OUTPUT_GATE},
                    {"branch_norm", MHA_LAYER_BRANCH_NORM},
-                   {"no_feed_forward", MHA_LAYER_NO_FEED_FORWARD}};
+                   {"no_feed_forward", MHA_LAYER_NO_FEED_FORWARD},
+                   {"no_attention_norm", MHA_LAYER_NO_ATTENTION_NORM}};
 
 #define AT(name) #name, offsetof(mha_layer_desc, name)
 
@@ -386,6 +387,7 @@ static bool write_own(const mha_transformer_desc *d, json_t *root)
         mhai_put_count(root, "head_dim", d->head_dim) &&
         mhai_put_count(root, "ff_dim", d->ff_dim) &&
         mhai_put_count(root, "memory_dim", d->memory_dim) &&
+        (d->token_dim == d->embed_dim || mhai_put_count(root, "token_dim", d->token_dim)) &&
         mhai_put_text(root, "norm", norms[d->norm]) &&
         mhai_put_text(root, "positions", positions[d->positions]) &&
         mhai_put_text(root, "feed_forward", feed_forwards[d->feed_forward]) &&
@@ -488,6 +490,7 @@ static mha_status read_own(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_optional(config, "head_dim", 1, MHAI_MOST_WIDTH, 0, &d->head_dim));
     MHA_TRY(mhai_config_optional(config, "ff_dim", 0, MHAI_MOST_WIDTH, 0, &d->ff_dim));
     MHA_TRY(mhai_config_optional(config, "memory_dim", 0, MHAI_MOST_WIDTH, 0, &d->memory_dim));
+    MHA_TRY(mhai_config_optional(config, "token_dim", 0, MHAI_MOST_WIDTH, 0, &d->token_dim));
     MHA_TRY(mhai_config_optional(config, "type_count", 0, MHAI_MOST_ENTRIES, 0, &d->type_count));
     MHA_TRY(mhai_config_optional(config, "feature_dim", 0, MHAI_MOST_WIDTH, 0, &d->feature_dim));
     MHA_TRY(read_own_kinds(config, d));

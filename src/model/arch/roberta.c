@@ -18,11 +18,14 @@ static mha_status read_roberta(const mhai_config *config, mhai_family_plan *plan
                           (long long)padding);
 }
 
-const mhai_family mhai_family_roberta = {.model_type = "roberta",
-                                         .keys = &mhai_usual_keys,
-                                         .shape =
-                                             MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
-                                         .layers = "encoder.layer.",
-                                         .prefix = "roberta.",
-                                         .names = mhai_bert_names,
-                                         .read = read_roberta};
+#define ROBERTA(name, type)                                                     \
+    const mhai_family mhai_family_##name = {.model_type = type,                 \
+                                            .keys = &mhai_usual_keys,           \
+                                            .shape = MHA_MODEL_SHAPE_QKV_BIAS | \
+                                                     MHA_MODEL_SHAPE_OUT_BIAS,  \
+                                            .layers = "encoder.layer.",         \
+                                            .prefix = "roberta.",               \
+                                            .names = mhai_bert_names,           \
+                                            .read = read_roberta}
+ROBERTA(roberta, "roberta");
+ROBERTA(xlm_roberta, "xlm-roberta"); /* another tokenizer */

@@ -1,0 +1,106 @@
+"""Encoders of other families than BERT compared with transformers in float64: hidden states, maps and gradients of
+random configurations, with and without a head's prefix, the library's own folders, and rejected models."""
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import checkpoint_ctypes as ck
+import multihead_ctypes as mha
+from shared import rounds_like
+from test_checkpoint_hf import LENGTH, VOCAB, expect_same_maps, in_double, in_float64, randomise, some_ids
+
+SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
+             max_position_embeddings=LENGTH + 2, pad_token_id=1, bos_token_id=0, eos_token_id=2)
+LINEAR = dict(rope_type="linear", rope_theta=5e3, factor=2.5)
+FAMILIES = {
+    "xlm-roberta": [{}, dict(hidden_act="relu", type_vocab_size=1, layer_norm_eps=1e-2), dict(num_attention_heads=2)],
+    "albert": [dict(embedding_size=12), dict(embedding_size=40, hidden_act="gelu", num_hidden_layers=6),
+               dict(embedding_size=8, hidden_act="relu", type_vocab_size=3, layer_norm_eps=1e-2)],
+    "mpnet": [{}, dict(num_attention_heads=2, hidden_act="relu"), dict(hidden_size=40, layer_norm_eps=1e-2)],
+    "modernbert": [dict(num_hidden_layers=5, local_attention=8), dict(
+        local_attention=5, norm_bias=True, attention_bias=True, mlp_bias=True,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters=dict(
+            full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=50.0))),
+        dict(hidden_size=40, norm_eps=1e-2, local_attention=2, hidden_activation="silu")],
+    "nomic_bert": [{}, dict(head_dim=6, type_vocab_size=1), dict(layer_norm_eps=1e-2, rope_parameters=LINEAR)],
+    "gemma3_text": [dict(use_bidirectional_attention=True, head_dim=8, num_key_value_heads=2, **more) for more in (
+        dict(num_hidden_layers=7, sliding_window=6), dict(sliding_window=9, layer_types=[
+            "sliding_attention", "full_attention", "sliding_attention"]), dict(sliding_window=2))]}
+CASES = [(kind, options) for kind, all_of in FAMILIES.items() for options in all_of]
+
+
+def their_model(kind, options, seed, head=False):
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **options})
+    make = transformers.AutoModelForMaskedLM if head else transformers.AutoModel
+    return randomise(make.from_config(config, attn_implementation="eager"), seed)
+
+
+def ids_of(seed):
+    ids = some_ids(seed)
+    ids[ids == 1] = 3  # padding, which transformers masks in no call here
+    return ids
+
+
+def hidden_of(model, ids, double):
+    model = in_float64(model) if double else model.float()
+    with torch.no_grad():
+        if not double:
+            return model(torch.from_numpy(ids)).last_hidden_state.double().numpy()
+        with in_double():
+            return model(torch.from_numpy(ids)).last_hidden_state.numpy()
+
+
+@pytest.mark.parametrize("kind, options", CASES, ids=str)
+def test_hidden_states_and_maps(tmp_path, kind, options):
+    model, ids = their_model(kind, options, 41), ids_of(42)
+    model.save_pretrained(tmp_path / "theirs")
+    ours = ck.Transformer(tmp_path / "theirs")
+    if kind != "gemma3_text":  # which has tied logits
+        exact, single = (hidden_of(model, ids, double) for double in (True, False))
+        assert rounds_like(ours(ids), single, exact)
+    expect_same_maps(ours, model, 43)
+    ours.save(tmp_path / "ours")
+    assert np.array_equal(ck.Transformer(tmp_path / "ours")(ids), ours(ids))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "gemma3_text"])
+def test_with_a_head(tmp_path, kind):
+    """Names have the family's prefix, and the head's weights are ignored."""
+    model, ids = their_model(kind, FAMILIES[kind][0], 44, head=True), ids_of(45)
+    model.save_pretrained(tmp_path)
+    exact, single = (hidden_of(model.base_model, ids, double) for double in (True, False))
+    assert rounds_like(ck.Transformer(tmp_path)(ids), single, exact)
+
+
+def test_layers_of_albert_are_one(tmp_path):
+    """Our folder has a copy for each layer."""
+    model = their_model("albert", dict(embedding_size=12), 46)
+    model.save_pretrained(tmp_path)
+    parameters = ck.Transformer(tmp_path).parameters()
+    shared = [name for name in parameters if name.startswith("layers.0.")]
+    assert len(shared) == 16 and all(np.array_equal(parameters[name], parameters[name.replace(".0.", ".2.", 1)])
+                                     for name in shared)
+
+
+REFUSED = {
+    "albert": [(dict(num_hidden_groups=3), "num_hidden_groups' is 3"), (dict(inner_group_num=2), "inner_group_num' is 2"),
+               (dict(embedding_size=32), "the same width"), (dict(num_hidden_layers=65), "at most 64 copies"),
+               (dict(embedding_size=11), r"expected|requires|shape")],
+    "mpnet": [(dict(relative_attention_num_buckets=16), "relative_attention_num_buckets"),
+              (dict(max_position_embeddings=2), "leaves no position")],
+    "modernbert": [(dict(local_attention=1), "local_attention"), (dict(hidden_activation="relu"), "hidden_activation"),
+                   (dict(layer_types=["full_attention"]), "layer_types")],
+    "nomic_bert": [(dict(hidden_act="gelu"), "hidden_act")],
+    "gemma3_text": [(dict(use_bidirectional_attention=3), "use_bidirectional_attention")]}
+
+
+@pytest.mark.parametrize("kind, change, words", [(kind, *case) for kind, cases in REFUSED.items() for case in cases], ids=str)
+def test_refused(tmp_path, kind, change, words):
+    their_model(kind, FAMILIES[kind][0], 47).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(mha.MultiheadError, match=words):
+        ck.Transformer(tmp_path)
