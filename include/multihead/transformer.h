@@ -340,6 +340,11 @@ typedef struct mha_transformer_desc {
      * times a token's row of mha_transformer_input.features is added to its embedding, and the sum
      * is rounded once. 0: none */
     int64_t feature_dim;
+    /* With MHA_ENCODING_ROTARY, rotations by the places of patches (DINOv3). The first grid_first tokens
+     * do not turn; the others lie in rows of grid_cols. With R rotated elements, pair i < R / 4 turns by
+     * 2 pi y f_i and pair R / 4 + i by 2 pi x f_i, f_i = rope_base^(-4 i / R), y = (2 r + 1) / grid_rows -
+     * 1 in row r, x likewise in its column. Together they are max_length tokens. 0: turns by position */
+    int64_t grid_rows, grid_cols, grid_first;
 } mha_transformer_desc;
 
 /** The phrase of the first layer for which `of`, one of the three functions above, has one; NULL:

@@ -160,6 +160,23 @@ static mha_status check_kinds(const mha_transformer_desc *d)
     return check_blocks(d);
 }
 
+static mha_status check_grid(const mha_transformer_desc *d)
+{
+    if (!d->grid_rows && !d->grid_cols && !d->grid_first) return MHA_OK;
+    MHA_TRY(mhai_check_range("mha_transformer_desc: grid_rows", d->grid_rows, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: grid_cols", d->grid_cols, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: grid_first", d->grid_first, 0, INT32_MAX));
+    if (d->positions == MHA_ENCODING_ROTARY &&
+        d->grid_rows * d->grid_cols == d->max_length - d->grid_first)
+        return MHA_OK;
+    return mha_fail(
+        MHA_ERR_ARGUMENT,
+        "mha_transformer_desc: grid_rows %lld, grid_cols %lld and grid_first %lld: only "
+        "with rotary positions and as many tokens as max_length %lld",
+        (long long)d->grid_rows, (long long)d->grid_cols, (long long)d->grid_first,
+        (long long)d->max_length);
+}
+
 /* The upper bounds prevent overflow when two of these numbers are multiplied. */
 static mha_status fill_defaults(mha_transformer_desc *d)
 {
@@ -183,6 +200,7 @@ static mha_status fill_defaults(mha_transformer_desc *d)
                         "mha_transformer_desc: token_dim is %lld, expected embed_dim %lld with "
                         "MHA_TRANSFORMER_TIED or sinusoidal positions",
                         (long long)d->token_dim, (long long)d->embed_dim);
+    MHA_TRY(check_grid(d));
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
     if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
     if (d->rope_base == 0) d->rope_base = 10000;

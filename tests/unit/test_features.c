@@ -175,4 +175,54 @@ static void rejected(void)
     mha_transformer_destroy(e.t);
 }
 
-RUN_TESTS(TEST(embeddings), TEST(gradients), TEST(rejected))
+/* Patches in a grid of 2 x 2 after one token: pair 0 turns by row, pair 1 by column, by 2 pi times -1/2 or 1/2 with
+ * the frequency 1. A turn of pi changes the sign of both elements. */
+static void grid(void)
+{
+    mha_context *context = machines_context(1, 0);
+    mha_transformer *t;
+    mha_transformer_desc d = {.struct_size = sizeof d,
+                              .flags = MHA_TRANSFORMER_NO_OUTPUT,
+                              .vocab_size = 1,
+                              .max_length = 5,
+                              .embed_dim = 4,
+                              .num_layers = 1,
+                              .num_heads = 1,
+                              .positions = MHA_ENCODING_ROTARY,
+                              .grid_rows = 2,
+                              .grid_cols = 2,
+                              .grid_first = 1};
+    const int32_t ids[5] = {0};
+    union {
+        const int32_t *in;
+        void *out;
+    } pointer = {ids};
+    const mha_tensor tokens =
+        mha_tensor_contiguous(pointer.out, MHA_I32, 2, (const int64_t[]){1, 5});
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
+    const mha_transformer_init init = {.struct_size = sizeof init, .seed = 3};
+    mha_layer_view view = {.struct_size = sizeof view};
+    mha_layer_rotation rotation = {.struct_size = sizeof rotation};
+    mha_activations *a;
+    expect_ok(mha_transformer_create(context, &d, &t));
+    expect_ok(mha_transformer_initialise(context, t, &init));
+    expect_ok(mha_activations_create(context, t, 5, 0, &a));
+    expect_ok(mha_transformer_forward(context, t, &input, a, NULL, NULL, NULL));
+    expect_ok(mha_activations_layer(a, 0, MHA_PART_SELF_ATTENTION, &view));
+    const float *q = view.q.data; /* all tokens are equal before the rotation */
+    for (int64_t p = 1; p < 5; p++)
+        for (int i = 0; i < 4; i++)
+            assert_true(fabsf(q[p * view.q.stride[2] + i] + q[i]) <=
+                        0x1p-20f * fabsf(q[i]) + 0x1p-24f);
+    expect_error(mha_transformer_rotation(t, 0, &rotation), MHA_ERR_UNSUPPORTED, "places");
+    mha_activations_destroy(a);
+    mha_transformer_destroy(t);
+#define CREATE mha_transformer_create(context, &d, &t)
+    expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "max_length 6", d.max_length = 6);
+    expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "grid_rows", d.grid_rows = -1);
+    expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "grid_first", d.grid_first = -1);
+    expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "rotary", d.positions = MHA_ENCODING_NONE);
+    expect_spoiled(d, CREATE, MHA_ERR_UNSUPPORTED, "multiple of 4", d.head_dim = 2);
+}
+
+RUN_TESTS(TEST(grid), TEST(embeddings), TEST(gradients), TEST(rejected))
