@@ -514,6 +514,9 @@ static mha_status read_picture(loading *l, const char *folder)
     mhai_picture *p = &l->plan.picture;
     MHA_TRY(mhai_picture_read(folder, p));
     l->plan.desc.max_length = p->first + p->rows * p->cols;
+    if (l->plan.desc.grid_rows == 0) return MHA_OK;
+    l->plan.desc.grid_rows = p->rows;
+    l->plan.desc.grid_cols = p->cols;
     return MHA_OK;
 }
 

@@ -30,7 +30,7 @@ typedef struct mhai_picture {
     int64_t rows, cols; /* patches of an image */
     int64_t first;      /* tokens before the patches: CLS and registers */
     int64_t registers;
-    bool cls;
+    bool cls, no_key_bias;
     mhai_sizes sizes;
     mhai_processor processor;
 } mhai_picture;

@@ -1,6 +1,7 @@
 /* See stored.h. */
 #include "model/stored.h"
 
+#include "io/file.h"
 #include "io/gguf_blocks.h"
 #include "model/picture_weights.h"
 
@@ -202,6 +203,16 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         return find_heads(weights, d, p, name, stored);
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
+    if (form == MHAI_KEY_BIAS && plan->picture.no_key_bias) {
+        stored->made = calloc((size_t)p->count, sizeof *stored->made);
+        if (!stored->made) return MHA_NO_MEMORY("model");
+        stored->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)stored->made};
+        return mhai_weights_find(weights, name) < 0
+                   ? MHA_OK
+                   : mhai_path_fail(MHA_ERR_MODEL, weights->path,
+                                    "has weight '%s', but 'key_bias' of config.json is false",
+                                    name);
+    }
     if (form == MHAI_SPECIAL_ROWS || form == MHAI_POSITION_ROWS) {
         MHA_TRY(mhai_picture_table(weights, plan, p, form, name, &stored->made));
         stored->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)stored->made};

@@ -36,6 +36,10 @@ KINDS = {  # name of the classes, fields, size of the images, prefix tokens
                                                       num_register_tokens=1, use_swiglu_ffn=True), 24, 2),
     "registers, smaller": ("Dinov2WithRegisters", dict(SMALL, image_size=36, patch_size=4, mlp_ratio=2,
                                                        num_register_tokens=2), 20, 3),
+    "dinov3": ("DINOv3ViT", dict(SMALL, image_size=16, patch_size=4, num_register_tokens=3), 16, 4),
+    "dinov3, gated": ("DINOv3ViT", dict(WIDE, image_size=16, patch_size=4, num_register_tokens=0, hidden_act="silu",
+                                        use_gated_mlp=True, key_bias=True, rope_theta=50.0), 16, 1),
+    "dinov3, larger": ("DINOv3ViT", dict(SMALL, image_size=16, patch_size=4, num_register_tokens=1), 28, 2),
     "clip": ("CLIPVision", dict(SMALL, image_size=16, patch_size=4), 16, 1),
     "clip, gelu": ("CLIPVision", dict(WIDE, image_size=14, patch_size=7, hidden_act="gelu"), 14, 1),
     "clip, epsilon": ("CLIPVision", dict(SMALL, image_size=20, patch_size=5, layer_norm_eps=1e-3), 20, 1),
@@ -200,7 +204,7 @@ def test_names_of_classifiers(tmp_path):
 def folders(tmp_path_factory):
     """A folder of each kind."""
     found = {}
-    for kind in "vit", "registers", "clip":
+    for kind in "vit", "registers", "clip", "dinov3":
         found[kind] = tmp_path_factory.mktemp(kind)
         model, size, _ = make(kind, 55)
         save(model, found[kind], size)
@@ -236,6 +240,11 @@ def changed(folder, tmp_path, name, change):
     ("registers", dict(mlp_ratio=1e9), r"'mlp_ratio' is 1e\+09"),
     ("registers", dict(mlp_ratio="x"), "'mlp_ratio' is not a number"),
     ("registers", dict(use_swiglu_ffn=True), "'encoder.layer.0.mlp"),
+    ("dinov3", dict(num_attention_heads=16), "'num_attention_heads' is 16, so that heads have 2 elements"),
+    ("dinov3", dict(rope_theta=0), "'rope_theta' is 0"),
+    ("dinov3", dict(value_bias=False), "'value_bias' is false, expected true"),
+    ("dinov3", dict(key_bias=True), r"'layer.0.attention.k_proj.bias' is missing"),
+    ("dinov3", dict(use_gated_mlp=True), "holds 24400 numbers, config.json describes at least 25472"),
     ("clip", dict(image_size=16.5), "'image_size' is not a whole number")], ids=str)
 def test_refused(tmp_path, folders, kind, change, words):
     folder = changed(folders[kind], tmp_path, "config.json", change)
@@ -289,6 +298,23 @@ def test_processors(tmp_path, kind, monkeypatch):
         assert np.array_equal(found, patches(wanted.astype(np.float32), model.config.patch_size, first)[0]), (height, width)
         assert seen.shape[:2] == (ours.info.patch_rows * model.config.patch_size,
                                   ours.info.patch_cols * model.config.patch_size)
+
+
+def test_processor_of_floats(tmp_path):
+    """DINOv3's resizes numbers. Two passes of sums, rounded to float32, then a division by std: 2^-24 (2 + 4 / 0.22)."""
+    model, _, first = make("dinov3", 57)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(
+        {"image_processor_type": "DINOv3ViTImageProcessorFast", "size": {"height": 28, "width": 20}}))
+    ours, rng = Model(tmp_path), np.random.default_rng(11)
+    mean, std = np.array([0.485, 0.456, 0.406])[:, None, None], np.array([0.229, 0.224, 0.225])[:, None, None]
+    for height, width in (28, 20), (90, 61), (9, 200), (28, 64):
+        pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
+        exact = torch.nn.functional.interpolate(torch.from_numpy(pixels.transpose(2, 0, 1)[None] / 255.), (28, 20),
+                                                mode="bilinear", antialias=True).numpy()
+        wanted = patches((exact - mean) / std, 4, first)[0]
+        found, seen = ours.picture(pixels)
+        assert np.abs(found - wanted).max() <= 2e-6 and seen.shape == (28, 20, 3)
 
 
 @pytest.mark.parametrize("change, words", [

@@ -510,7 +510,7 @@ static void test_refuses_outputs(void)
     const int32_t ids[6] = {2, 8, 3, 2, 9, 3};
     refusal f = {.context = make_context(1, NULL), .r = make_results(2, 3)};
     f.model = load_tiny(f.context);
-    f.batch = (mha_batch){sizeof f.batch, 0, 2, 3, ids, NULL, NULL};
+    f.batch = (mha_batch){sizeof f.batch, 0, 2, 3, ids, NULL, NULL, NULL};
     mha_tensor *map = &f.r->attention_view[L - 1], *last = &f.r->last_view, good = *map;
     map->shape[2] = 4;
     refuse(&f, MHA_ERR_SHAPE, "probabilities of layer 1: dim 2 is 4, expected 3");

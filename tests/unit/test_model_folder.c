@@ -219,7 +219,10 @@ static void test_config_fields(void)
          "granitemoehybrid, granite, granitemoe, granitemoeshared, mamba2, nemotron_h, "
          "cohere, cohere2, bart, marian, t5, mt5, gemma3, ministral, ministral3, mistral3, "
          "qwen2_vl, qwen2_vl_text, qwen2_5_vl, qwen2_5_vl_text, qwen3_vl, qwen3_vl_text, gpt_oss, "
-         "deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu, multihead"},
+         "deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu, vit, dinov2, "
+         "dinov2_with_registers, clip_vision_model, clip_text_model, clip, siglip_vision_model, "
+         "siglip, "
+         "dinov3_vit, multihead"},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": null", MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": \"36\"", MHA_ERR_MODEL, "not a whole number"},

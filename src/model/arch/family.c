@@ -158,7 +158,8 @@ bool mhai_desc_is_usual(const mha_transformer_desc *d)
     bool scaled = false;
     for (int i = 0; i < 3; i++) scaled = scaled || scales[i] < 1 || scales[i] > 1;
     return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) && !scaled &&
-           !(d->logit_softcap > 0) && d->token_dim == d->embed_dim && d->feature_dim == 0;
+           !(d->logit_softcap > 0) && d->token_dim == d->embed_dim && d->feature_dim == 0 &&
+           d->grid_rows == 0;
 }
 
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)

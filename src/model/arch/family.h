@@ -52,6 +52,7 @@ typedef enum mhai_weight_form {
     MHAI_PATCHES,
     MHAI_SPECIAL_ROWS,
     MHAI_POSITION_ROWS,
+    MHAI_KEY_BIAS,     /* zeros if mhai_picture.no_key_bias */
     MHAI_LAYER_SCALED, /* multiplied, row by row, by layer_scale1 or 2 (its part) of its layer */
     MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
@@ -178,7 +179,7 @@ typedef struct mhai_family {
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
     X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu)                           \
     X(vit) X(dinov2) X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model)             \
-    X(clip_images) X(clip) X(siglip_vision_model) X(siglip_images)                                \
+    X(clip_images) X(clip) X(siglip_vision_model) X(siglip_images) X(dinov3_vit)                  \
     X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
@@ -216,8 +217,8 @@ static inline const mhai_weight_name *mhai_family_name(const mhai_family *family
 /* Shared by vision transformers (vision.c): their defaults. */
 typedef struct mhai_vision {
     int64_t patch, usual_registers;
-    bool cls, registers; /* has CLS; num_register_tokens is read */
-    bool own_inner;      /* intermediate_size is not read */
+    bool cls, registers;     /* has CLS; num_register_tokens is read */
+    bool own_inner, own_act; /* intermediate_size, hidden_act are not read */
     const char *act;
     double epsilon;
     mhai_sizes sizes;

@@ -81,7 +81,7 @@ mha_status mhai_read_vision(const mhai_config *config, const mhai_vision *v, mha
         return mhai_config_fail(MHA_ERR_MODEL, config, "hidden_size",
                                 "is %lld, not a multiple of num_attention_heads %lld",
                                 (long long)d->embed_dim, (long long)d->num_heads);
-    MHA_TRY(mhai_read_activation(config, v->act, &d->feed_forward));
+    if (!v->own_act) MHA_TRY(mhai_read_activation(config, v->act, &d->feed_forward));
     MHA_TRY(mhai_config_bool(config, "qkv_bias", true, &biased));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", v->epsilon, 0, 1, &d->norm_epsilon));
     d->norm = MHA_NORM_LAYER;
