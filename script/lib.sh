@@ -69,7 +69,8 @@ make_venv() {
     build/venv/bin/python -m pip install --no-compile torch==2.13.0 &&
         build/venv/bin/python -m pip install --no-compile -r tests/python/requirements.txt &&
         tools/get-minilm &&
-        tools/get-smollm2
+        tools/get-smollm2 &&
+        tools/get-rxnmapper
 }
 
 # clang, and the library of its -fsanitize=fuzzer.

@@ -6,6 +6,7 @@
 #include "common/launched.h"
 #include "common/progress.h"
 
+#include <multihead/audio.h>
 #include <multihead/component.h>
 
 #include <inttypes.h>
@@ -20,6 +21,11 @@ static mha_status describe(text_model *model)
 {
     mha_model_info info = {.struct_size = sizeof info};
     mha_model *encoder = mha_model_encoder(model->model);
+    mha_hearing hearing = {.struct_size = sizeof hearing};
+    if (mha_model_hearing(encoder ? encoder : model->model, &hearing) == MHA_OK)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: its encoder reads audio; use 'generate --audio' or the Python package",
+                        model->folder);
     MHA_TRY(mha_model_describe(model->model, &info));
     snprintf(model->architecture, sizeof model->architecture, "%s", info.architecture);
     model->net = mha_model_transformer(model->model);

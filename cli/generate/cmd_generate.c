@@ -9,6 +9,7 @@
 #include "common/text_model.h"
 #include "generate/generate_stream.h"
 
+#include <multihead/audio.h>
 #include <multihead/generation.h>
 
 #include <inttypes.h>
@@ -21,6 +22,7 @@ typedef struct generate_options {
     args_texts stops;
     cache_options cache;
     int ids, chat, stats, quiet, compute;
+    const char *audio;
 } generate_options;
 
 static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
@@ -52,6 +54,9 @@ static const args_option option_table[] = {
         "answer TEXT as the user's turn of a chat, in ChatML\n(SmolLM2, Qwen) or Llama 3 format"),
     ROW_FLAG(0, "stats", generate_options, stats, 1,
              "print the end tokens, tokens per second and the size\nof the cache on stderr"),
+    ROW_TEXT("audio", generate_options, audio, "FILE.wav",
+             "transcribe a recording with Whisper (mono, 16 kHz);\n"
+             "TEXT then begins the transcript: its special tokens"),
     ROW_FLAG(
         0, "ids", generate_options, ids, 1,
         "read and print token ids instead of text, for models\nwhose tokenizer is not supported"),
@@ -106,6 +111,7 @@ typedef struct run {
     bool quiet;
     int32_t *ids; /* [room] the prompt */
     int64_t count, room;
+    mha_tensor rows; /* of an encoder of audio; ndim 0: none */
     int32_t *source; /* [source_count] the text of an encoder; NULL: the model has none */
     int64_t source_count;
     bool begun; /* the current line is not empty */
@@ -176,6 +182,13 @@ static cli_exit read_tokens(run *r, const mha_model *model, uint32_t flags, cons
     return CLI_OK;
 }
 
+static void add_starts(run *r)
+{
+    const int32_t *starts;
+    const int64_t count = mha_model_start_tokens(r->model, &starts);
+    for (int64_t i = 0; i < count; i++) r->ids[r->count++] = starts[i];
+}
+
 /* TEXT is that of the encoder; the decoder begins with its start tokens. */
 static cli_exit read_source(run *r, const mha_model *encoder, const char *text)
 {
@@ -188,17 +201,51 @@ static cli_exit read_source(run *r, const mha_model *encoder, const char *text)
     r->count = 0;
     CLI_TRY(ARENA_ALLOC(r->room, &r->ids));
     if (r->tokenizer || r->vocabulary) return read_tokens(r, r->model, MHA_TOKENS_PROMPT, "");
-    const int32_t *starts;
-    const int64_t count = mha_model_start_tokens(r->model, &starts);
-    for (int64_t i = 0; i < count; i++) r->ids[r->count++] = starts[i];
+    add_starts(r);
     return CLI_OK;
 }
 
-static cli_exit read_text(run *r, const char *text)
+ARENA_RELEASE(free_audio, mha_audio_free)
+
+/* Encode a wav file. */
+static cli_exit hear(run *r, const mha_model *encoder, const char *path)
+{
+    mha_hearing hearing = {.struct_size = sizeof hearing};
+    mha_model_info info = {.struct_size = sizeof info};
+    mha_audio *audio;
+    float *mel, *rows;
+    CLI_TRY(ARENA_ALLOC(1, &audio));
+    audio->struct_size = sizeof *audio;
+    CLI_TRY(cli_check(mha_model_hearing(encoder, &hearing)));
+    CLI_TRY(cli_check(mha_model_describe(encoder, &info)));
+    CLI_TRY(cli_check(mha_audio_read(path, audio)));
+    CLI_TRY(arena_keep(audio, free_audio));
+    CLI_TRY(ARENA_ALLOC(hearing.bins * hearing.frames, &mel));
+    CLI_TRY(ARENA_ALLOC(hearing.rows * info.hidden_size, &rows));
+    const mha_tensor features =
+        mha_tensor_contiguous(mel, MHA_F32, 2, (int64_t[]){hearing.bins, hearing.frames});
+    r->rows =
+        mha_tensor_contiguous(rows, MHA_F32, 3, (int64_t[]){1, hearing.rows, info.hidden_size});
+    CLI_TRY(cli_check(mha_log_mel(r->context, audio->samples, audio->count, &features)));
+    CLI_TRY(cli_check(mha_model_hear(r->context, encoder, &features, &r->rows, NULL)));
+    arena_drop(audio);
+    return CLI_OK;
+}
+
+static cli_exit read_text(run *r, const char *text, const char *audio)
 {
     const mha_model *encoder = mha_model_encoder(r->model);
-    CLI_TRY(encoder ? read_source(r, encoder, text)
-                    : read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
+    mha_hearing hearing = {.struct_size = sizeof hearing};
+    const bool hears = encoder && mha_model_hearing(encoder, &hearing) == MHA_OK;
+    if (hears != (audio != NULL))
+        return cli_fail(CLI_USAGE,
+                        hears ? "%s reads audio: give --audio FILE.wav"
+                              : "--audio: %s reads text; omit it",
+                        r->folder);
+    if (hears) CLI_TRY(hear(r, encoder, audio));
+    CLI_TRY(encoder && !hears ? read_source(r, encoder, text)
+                              : read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
+    if (hears && r->count == 0) add_starts(r);
     if (r->count > 0) return CLI_OK;
     if (encoder)
         return cli_fail(CLI_BAD_INPUT,
@@ -292,7 +339,8 @@ static cli_exit begin(run *r, const generate_options *options)
                                       .sampling = &r->how,
                                       .cache = &cache,
                                       .source = r->source,
-                                      .source_count = r->source_count};
+                                      .source_count = r->source_count,
+                                      .memory = r->rows.ndim ? &r->rows : NULL};
     CLI_TRY(cli_check(mha_generation_create(r->context, r->model, &desc, &r->generation)));
     return arena_keep(r->generation, destroy_generation);
 }
@@ -307,7 +355,7 @@ static cli_exit end_line(const run *r)
 /* Echo the prompt as given, without its chat template. */
 static cli_exit show_prompt(run *r, const char *text)
 {
-    if (r->source) return CLI_OK;
+    if (r->source || r->rows.ndim) return CLI_OK;
     if (text) generate_print(text, strlen(text));
     for (int64_t i = 0; !r->tokenizer && i < r->count; i++) show_word(r, r->ids[i]);
     if (text) r->begun = true;
@@ -444,6 +492,6 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     const char *shown = r.tokenizer && !options.chat ? text : NULL;
     CLI_TRY(make_prompt(&r, &options, line.plain.items[0], &text));
     CLI_TRY(make_room(&r, &options, text));
-    CLI_TRY(read_text(&r, text));
+    CLI_TRY(read_text(&r, text, options.audio));
     return generate(&r, shown, &options);
 }

@@ -19,6 +19,9 @@
  * first .. last of R(-o), times the square of YaRN's amplitude, for a key o tokens before its
  * query. R(p) is the rotation of position p.
  *
+ * Latent attention (mha_layer_desc): W_Q, W_K and W_V are the products of its matrices, rounded to
+ * f32, as if latents had a root mean square of 1. D is head_dim; value_dim must not exceed it.
+ *
  * No E x E matrix is decomposed: W_Q^T = Q_q R_q and W_K^T = Q_k R_k (QR), the singular value
  * decomposition of R_q R R_k^T [D,D] = U S V^T, q = Q_q U, k = Q_k V; likewise for M_OV. All in
  * double.

@@ -59,6 +59,8 @@ typedef struct mha_generation_desc {
      * empty if it has mha_model_start_tokens(); else NULL */
     const int32_t *source;
     int64_t source_count;
+    const mha_tensor
+        *memory; /* [1,S,E] the encoder's rows, in place of source (audio.h); NULL: none */
 } mha_generation_desc;
 
 typedef enum mha_generation_state {

@@ -167,9 +167,10 @@ MHA_API int64_t mha_model_end_tokens(const mha_model *model, const int32_t **ids
 MHA_API int64_t mha_model_start_tokens(const mha_model *model, const int32_t **ids);
 
 /** The tokens that a generated text of such a decoder never contains: suppress_tokens and the single
- * tokens of bad_words_ids. Returns and Memory as mha_model_start_tokens(). Errors none. Threads any.
- * Since 0.1 */
-MHA_API int64_t mha_model_suppressed_tokens(const mha_model *model, const int32_t **ids);
+ * tokens of bad_words_ids. first: those that it does not begin with, begin_suppress_tokens. Returns and
+ * Memory as mha_model_start_tokens(). Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_model_suppressed_tokens(const mha_model *model, bool first,
+                                            const int32_t **ids);
 
 /** The model's transformer. Changing it (MHA_MODEL_ARRAY) changes the model. Memory lives as long
  * as the model. Errors none. Threads any. Since 0.1 */

@@ -998,7 +998,13 @@ enum {
      * token at position i sees sink j at distance min(i, sink_keys + window - 1) - j. Requires
      * rotary positions and window + sink_keys <= max_length. Steps of any size give the same bits;
      * a step beyond the window attends token by token. Does not support forks. */
-    MHA_DECODER_STREAMING = 1 << 1
+    MHA_DECODER_STREAMING = 1 << 1,
+    /* Layers with latent attention cache c and the rotated p of a token: latent_dim + shared_dim
+     * numbers instead of num_heads (head_dim + value_dim). A step expands those of all earlier tokens
+     * again, with latent_dim num_heads (head_dim - shared_dim + value_dim) multiply-adds for each.
+     * Results are bit-identical. Scratch holds the keys and values of one sequence in a layer. Not with
+     * a window */
+    MHA_DECODER_LATENT = 1 << 2
 };
 
 typedef struct mha_decoder_desc {

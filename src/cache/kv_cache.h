@@ -79,6 +79,10 @@ void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t 
 void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);
 
+/* Read the value at `position` of head h of sequence b. */
+void mhai_kv_load_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
+                        float *to);
+
 /* Overwrite a stored key in the same way. Its page must not be shared. */
 void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);

@@ -194,3 +194,18 @@ void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_
                       .scale = scale_at(run, pages->value_bytes, lane)};
     store(&to, type, from, width);
 }
+
+void mhai_kv_load_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
+                        float *to)
+{
+    const mhai_attn_pages *pages = &cache->pages;
+    const int64_t width = cache->desc.value_head_dim, lane = position % pages->page_size % MHAI_RUN;
+    unsigned char *run = run_at(cache, pages->values, pages->value_bytes, b, h, position);
+    if (pages->type != MHA_I8) {
+        mhai_widen(pages->type, run + (size_t)(lane * width) * mha_dtype_size(pages->type), width,
+                   to);
+        return;
+    }
+    const float scale = *scale_at(run, pages->value_bytes, lane);
+    for (int64_t i = 0; i < width; i++) to[i] = (float)((int8_t *)run)[lane * width + i] * scale;
+}

@@ -346,6 +346,9 @@ static mha_status find_weights(circuits_job *job)
         if (parts[i].wanted)
             MHA_TRY(mhai_circuits_weight(job->context, job->t, l->index, parts[i].name,
                                          parts[i].weight));
+    if (job->d->layers && job->d->layers[l->index].latent_dim > 0)
+        MHA_TRY(mhai_circuits_latent(job->context, job->t, job->d, l->index, &l->q, &l->k, &l->v,
+                                     &l->o));
     l->H = l->q.rows / job->D;
     l->Hk = l->k.rows / job->D;
     return MHA_OK;
@@ -463,19 +466,38 @@ static mha_status check(const circuits_job *job)
     return MHA_OK;
 }
 
+/* Latent attention is a product of weights, if its values are not wider than its keys. */
+static const char *beyond_weights(const mha_layer_desc *layer)
+{
+    return layer && layer->latent_dim > 0 ? NULL : mha_layer_difference(layer);
+}
+
+static mha_status check_layers(const mha_transformer_desc *d)
+{
+    int64_t layer = 0;
+    const char *phrase = mha_transformer_phrase(d, beyond_weights, &layer);
+    if (phrase)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_transformer_circuits: layer %lld %s: the output of its heads is "
+                        "not a product of weights alone",
+                        (long long)layer, phrase);
+    for (int64_t i = 0; d->layers && i < d->num_layers; i++)
+        if (d->layers[i].latent_dim > 0 && d->layers[i].value_dim > d->head_dim)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "mha_transformer_circuits: layer %lld: value_dim is %lld, expected at "
+                            "most head_dim, %lld",
+                            (long long)i, (long long)d->layers[i].value_dim,
+                            (long long)d->head_dim);
+    return MHA_OK;
+}
+
 mha_status mha_transformer_circuits(mha_context *context, const mha_transformer *transformer,
                                     const mha_circuits_desc *desc, const mha_circuits *out)
 {
     MHA_NEED("mha_transformer_circuits", context, transformer, out);
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_transformer_describe(transformer, &d);
-    int64_t layer = 0;
-    const char *phrase = mha_transformer_phrase(&d, mha_layer_difference, &layer);
-    if (phrase)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_transformer_circuits: layer %lld %s: the output of its heads is "
-                        "not a product of weights alone",
-                        (long long)layer, phrase);
+    MHA_TRY(check_layers(&d));
     circuits_job job = {.context = context,
                         .t = transformer,
                         .d = &d,

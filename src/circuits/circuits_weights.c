@@ -44,6 +44,89 @@ mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t, 
     return check_finite(&p, weight->data, p.count);
 }
 
+/* ---- latent attention ------------------------------------------------------------------------ */
+
+typedef struct latent_job {
+    mhai_weight up, norm, down; /* rows of up, times norm, times the leading rows of down */
+    int64_t E, block, step,
+        first; /* row i of up is row i / block * step + first + i % block of to */
+    float *to;
+} latent_job;
+
+static void multiply_row(void *argument, int64_t i, int worker)
+{
+    const latent_job *job = argument;
+    float *to = job->to + (i / job->block * job->step + job->first + i % job->block) * job->E;
+    (void)worker;
+    for (int64_t e = 0; e < job->E; e++) {
+        double sum = 0;
+        for (int64_t c = 0; c < job->up.columns; c++)
+            sum += (double)job->up.data[i * job->up.columns + c] * (double)job->norm.data[c] *
+                   (double)job->down.data[c * job->E + e];
+        to[e] = (float)sum;
+    }
+}
+
+static mha_status take_heads(mha_context *context, int64_t rows, int64_t columns, float **to,
+                             mhai_weight *weight)
+{
+    MHA_TRY(mhai_circuits_take(context, rows, columns, sizeof(float), to));
+    for (int64_t i = 0; i < rows * columns; i++) (*to)[i] = 0;
+    *weight = (mhai_weight){*to, rows, columns};
+    return MHA_OK;
+}
+
+/* Each head's keys begin with what all heads share, the last rows of W_kva. */
+static void share_rows(const mhai_weight *down, int64_t heads, int64_t D, int64_t s, float *to)
+{
+    const int64_t E = down->columns;
+    for (int64_t h = 0; h < heads; h++)
+        memcpy(to + h * D * E, down->data + (down->rows - s) * E, (size_t)(s * E) * sizeof *to);
+}
+
+static mha_status latent_output(mha_context *context, int64_t heads, int64_t D, int64_t Dv,
+                                mhai_weight *o)
+{
+    const mhai_weight own = *o;
+    float *to;
+    MHA_TRY(take_heads(context, own.rows, heads * D, &to, o));
+    for (int64_t i = 0; i < own.rows * heads; i++)
+        memcpy(to + i * D, own.data + i * Dv, (size_t)Dv * sizeof *to);
+    return MHA_OK;
+}
+
+mha_status mhai_circuits_latent(mha_context *context, const mha_transformer *t,
+                                const mha_transformer_desc *d, int64_t layer, mhai_weight *q,
+                                mhai_weight *k, mhai_weight *v, mhai_weight *o)
+{
+    const mha_layer_desc *l = &d->layers[layer];
+    const int64_t heads = mha_transformer_heads(d, layer), D = d->head_dim, E = d->embed_dim;
+    const int64_t s = l->shared_dim, Dv = l->value_dim;
+    latent_job job = {.E = E};
+    float *to;
+    if (heads == 0) return MHA_OK;
+    if (!q->data) {
+        MHA_TRY(mhai_circuits_weight(context, t, layer, "self_attn.q_a_proj.weight", &job.down));
+        MHA_TRY(mhai_circuits_weight(context, t, layer, "self_attn.q_a_norm.weight", &job.norm));
+        MHA_TRY(mhai_circuits_weight(context, t, layer, "self_attn.q_b_proj.weight", &job.up));
+        MHA_TRY(take_heads(context, heads * D, E, &job.to, q));
+        job.block = job.step = heads * D;
+        mha_parallel_for(context, heads * D, multiply_row, &job);
+    }
+    MHA_TRY(mhai_circuits_weight(context, t, layer, "self_attn.kv_a_proj.weight", &job.down));
+    MHA_TRY(mhai_circuits_weight(context, t, layer, "self_attn.kv_a_norm.weight", &job.norm));
+    MHA_TRY(mhai_circuits_weight(context, t, layer, "self_attn.k_b_proj.weight", &job.up));
+    MHA_TRY(take_heads(context, heads * D, E, &to, k));
+    share_rows(&job.down, heads, D, s, to);
+    job.to = to, job.block = D - s, job.step = D, job.first = s;
+    mha_parallel_for(context, heads * (D - s), multiply_row, &job);
+    MHA_TRY(mhai_circuits_weight(context, t, layer, "self_attn.v_b_proj.weight", &job.up));
+    MHA_TRY(take_heads(context, heads * D, E, &job.to, v));
+    job.block = Dv, job.first = 0;
+    mha_parallel_for(context, heads * Dv, multiply_row, &job);
+    return latent_output(context, heads, D, Dv, o);
+}
+
 /* ---- tokens --------------------------------------------------------------------------------- */
 
 static mha_status set_embedding(mha_context *context, const mha_transformer *t,

@@ -21,6 +21,14 @@ typedef struct mhai_weight {
 MHA_NODISCARD mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t,
                                               int64_t layer, const char *name, mhai_weight *weight);
 
+/* W_Q, W_K [H D,E], W_V [H D,E] and W_O [E,H D] of a layer with latent attention: products of its
+ * matrices, with the norms of latents folded in. Rows of W_V and columns of W_O beyond value_dim,
+ * which is at most D, are 0. */
+MHA_NODISCARD mha_status mhai_circuits_latent(mha_context *context, const mha_transformer *t,
+                                              const mha_transformer_desc *d, int64_t layer,
+                                              mhai_weight *q, mhai_weight *k, mhai_weight *v,
+                                              mhai_weight *o);
+
 /* The tokens of one side: t = weight A row, where row is a row of a table, A a linear map, and
  * weight comes from the division by a norm. */
 typedef struct mhai_tokens {

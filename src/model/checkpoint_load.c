@@ -3,6 +3,7 @@
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"
+#include "model/ears.h"
 #include "model/folder.h"
 #include "model/gguf_config.h"
 #include "model/stored.h"
@@ -36,6 +37,7 @@ typedef struct loading {
     mha_transformer *made;
     mhai_ends ends;
     mhai_begins begins;
+    mhai_ears *ears;           /* of an encoder of audio */
     mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 
@@ -85,15 +87,9 @@ mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_famil
                                      mhai_family_plan *plan)
 {
     static const char *const refused[] = {"per_layer_config", "is_encoder_decoder", NULL};
-    bool towers = true;
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(family->towers ? mhai_config_unset(config, refused[0])
                            : mhai_config_refuse(config, refused));
-    if (family->towers) MHA_TRY(mhai_config_bool(config, refused[1], true, &towers));
-    if (!towers)
-        return mhai_config_fail(
-            MHA_ERR_UNSUPPORTED, config, refused[1],
-            "is false; only models with both encoder and decoder are supported");
     MHA_TRY(mhai_family_read(family, config, plan));
     return check_positions(config, plan);
 }
@@ -336,7 +332,8 @@ static mha_status find_weights(loading *l)
         }
         MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,
                                  &l->stored->parameters[i]));
-        for (int part = 0; mhai_stored_part(row, part, name); part++) use(l, name);
+        const bool stored = !row || row->form != MHAI_ZEROS;
+        for (int part = 0; stored && mhai_stored_part(row, part, name); part++) use(l, name);
     }
     return MHA_OK;
 }
@@ -471,6 +468,8 @@ static mha_status load_body(loading *l)
     MHA_TRY(find_weights(l));
     MHA_TRY(check_all_used(l));
     MHA_TRY(read_weights(l));
+    if (l->plan.bins > 0)
+        MHA_TRY(mhai_ears_load(l->context, &l->stored->weights, &l->plan, &l->ears));
     return mha_transformer_update(l->context, l->made);
 }
 
@@ -528,6 +527,11 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
         return mhai_path_fail(MHA_ERR_FILE, folder,
                               "has no folder 'encoder', and a %s has no encoder of its own",
                               l->listed->model_type);
+    if (l->listed->encoder && !l->encoder) {
+        bool both;
+        MHA_TRY(mhai_config_bool(config, "is_encoder_decoder", true, &both));
+        l->encoder = !both; /* a saved T5EncoderModel */
+    }
     if (l->encoder) l->listed = l->listed->encoder;
     l->config = config->path;
     MHA_TRY(mhai_family_enter(l->listed, &text));
@@ -576,11 +580,14 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.plan.picture};
+        *loaded =
+            (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.ears, l.plan.picture};
     else {
         mha_transformer_destroy(l.made);
         free(l.ends.ids);
         free(l.begins.suppressed.ids);
+        free(l.begins.first.ids);
+        mhai_ears_destroy(l.ears);
     }
     return status;
 }
@@ -595,5 +602,7 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
     *transformer = loaded.transformer;
     free(loaded.ends.ids);
     free(loaded.begins.suppressed.ids);
+    free(loaded.begins.first.ids);
+    mhai_ears_destroy(loaded.ears);
     return MHA_OK;
 }

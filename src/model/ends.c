@@ -72,6 +72,7 @@ static mha_status read_begins(const char *path, const json_t *root, int64_t voca
     MHA_TRY(read_token(path, root, "forced_bos_token_id", vocab_size, &first));
     MHA_TRY(add_field(path, root, "bad_words_ids", true, vocab_size, &begins->suppressed));
     MHA_TRY(add_field(path, root, "suppress_tokens", false, vocab_size, &begins->suppressed));
+    MHA_TRY(add_field(path, root, "begin_suppress_tokens", false, vocab_size, &begins->first));
     if (start < 0) return MHA_OK;
     begins->ids[0] = (int32_t)start;
     begins->ids[1] = (int32_t)first;

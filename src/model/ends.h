@@ -18,6 +18,7 @@ typedef struct mhai_begins {
     int32_t ids[2]; /* decoder_start_token_id, and forced_bos_token_id */
     int64_t count;
     mhai_ends suppressed; /* single tokens of bad_words_ids, and suppress_tokens */
+    mhai_ends first;      /* begin_suppress_tokens: the first new token is none of them */
 } mhai_begins;
 
 /* Add the tokens listed in config.json and generation_config.json. The latter may be missing, and

@@ -2,6 +2,7 @@
 #include "model/model.h"
 
 #include "io/file.h"
+#include "model/ears.h"
 #include "model/folder.h"
 
 #include <multihead/component.h>
@@ -69,6 +70,7 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
     model->ends = loaded->ends;
     model->picture = loaded->picture;
     model->begins = loaded->begins;
+    model->ears = loaded->ears;
 }
 
 /* Add the tokenizer's end token to those of the files. */
@@ -273,6 +275,8 @@ void mha_model_destroy(mha_model *model)
     mha_model_destroy(model->encoder);
     free(model->ends.ids);
     free(model->begins.suppressed.ids);
+    free(model->begins.first.ids);
+    mhai_ears_destroy(model->ears);
     mha_allocator allocator = model->allocator;
     allocator.release(allocator.user, model, sizeof *model);
 }
@@ -310,10 +314,14 @@ int64_t mha_model_start_tokens(const mha_model *model, const int32_t **ids)
     return model ? model->begins.count : 0;
 }
 
-int64_t mha_model_suppressed_tokens(const mha_model *model, const int32_t **ids)
+int64_t mha_model_suppressed_tokens(const mha_model *model, bool first, const int32_t **ids)
 {
-    if (ids) *ids = model ? model->begins.suppressed.ids : NULL;
-    return model ? model->begins.suppressed.count : 0;
+    static const mhai_ends none;
+    const mhai_ends *found = !model  ? &none
+                             : first ? &model->begins.first
+                                     : &model->begins.suppressed;
+    if (ids) *ids = found->ids;
+    return found->count;
 }
 
 mha_transformer *mha_model_transformer(mha_model *model)

@@ -197,6 +197,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .transposed = p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED),
         .columns = p->ndim == 2 ? p->shape[1] : 1,
         .head_dim = d->head_dim};
+    if (form == MHAI_ZEROS) return MHA_OK;
     if (form == MHAI_LAST_FIRST) stored->last = d->layers[p->layer].shared_dim;
     if (is_fused(form)) find_part(d, p, row, stored, &total);
     if (form == MHAI_HEADS || form == MHAI_HEADS_TURNED)
@@ -344,7 +345,9 @@ void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_
                       int64_t column, int64_t columns, float *to)
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
-    if (p->form == MHAI_CONVOLUTIONS)
+    if (p->form == MHAI_ZEROS)
+        memset(to, 0, (size_t)(rows * columns) * sizeof *to);
+    else if (p->form == MHAI_CONVOLUTIONS)
         read_convolutions(p, row, rows, column, columns, to);
     else if (p->form == MHAI_HEADS_TURNED)
         read_heads(p, row, rows, column, columns, to);

@@ -1,4 +1,5 @@
 /* Generation token by token after a prompt: prefill, sampling, end tokens, stop texts. */
+#include <multihead/audio.h>
 #include <multihead/component.h>
 #include <multihead/generation.h>
 #include <multihead/study.h>
@@ -62,18 +63,25 @@ static mha_status step(mha_context *context, mha_generation *g, const int32_t *t
 static mha_status check(const mha_model *model, const mha_generation_desc *d)
 {
     const bool encoded = mha_model_encoder((mha_model *)(uintptr_t)model); /* only compared */
-    const char *error = d->reserved                             ? "a reserved field is set"
-                        : d->prompt_count < 1                   ? "an empty prompt"
-                        : encoded && d->source_count < 1        ? "no source for the encoder"
-                        : !encoded && d->source_count != 0      ? "a source without an encoder"
-                        : d->max_tokens < 0                     ? "max_tokens below 0"
-                        : d->end_count < 0 || d->stop_count < 0 ? "a negative count"
-                        : d->stop_count > 0 && mha_token_count(model) == 0
-                            ? "stop texts for a model without tokenizer"
-                        : d->cache && (d->cache->batch || d->cache->capacity || d->cache->max_step)
-                            ? "batch, capacity or max_step of the cache"
-                            : NULL;
+    const char *error =
+        d->reserved                                    ? "a reserved field is set"
+        : d->prompt_count < 1                          ? "an empty prompt"
+        : encoded && d->source_count < 1 && !d->memory ? "no source for the encoder"
+        : (!encoded && (d->source_count != 0 || d->memory)) || (d->source_count != 0 && d->memory)
+            ? "a source without an encoder, or two sources"
+        : d->max_tokens < 0                     ? "max_tokens below 0"
+        : d->end_count < 0 || d->stop_count < 0 ? "a negative count"
+        : d->stop_count > 0 && mha_token_count(model) == 0
+            ? "stop texts for a model without tokenizer"
+        : d->cache && (d->cache->batch || d->cache->capacity || d->cache->max_step)
+            ? "batch, capacity or max_step of the cache"
+            : NULL;
     if (error) return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: %s", error);
+    mha_hearing hearing = {.struct_size = sizeof hearing};
+    if (encoded && d->source_count > 0 &&
+        mha_model_hearing(mha_model_encoder((mha_model *)(uintptr_t)model), &hearing) == MHA_OK)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: the encoder reads audio: give "
+                                          "memory, not source");
     MHA_NEED_AS("mha_generation_create", "prompt, ends, source", d->prompt,
                 d->ends || d->end_count == 0, d->source || d->source_count == 0);
     return MHA_OK;
@@ -111,9 +119,11 @@ static mha_status begin(mha_context *context, mha_generation *g, const mha_gener
     cache.capacity = d->prompt_count + (g->most < left ? g->most : left);
     cache.max_step = first > 0 ? first : 1;
     if (cache.window > 0 && cache.max_step > PIECE) cache.max_step = PIECE;
-    cache.memory_capacity = d->source_count;
+    cache.memory_capacity =
+        d->memory && d->memory->ndim == 3 ? d->memory->shape[1] : d->source_count;
     MHA_TRY(mha_decoder_create(context, net, &cache, &g->decoder));
     if (d->source_count > 0) MHA_TRY(encode(context, g, d));
+    if (d->memory) MHA_TRY(mha_decoder_set_memory(context, g->decoder, d->memory, NULL));
     for (int64_t at = 0, n; at < first; at += n) {
         n = first - at < cache.max_step ? first - at : cache.max_step;
         MHA_TRY(step(context, g, d->prompt + at, n, false));
@@ -189,8 +199,9 @@ static mha_status choose(mha_context *context, mha_generation *g)
     const int64_t count = mha_model_end_tokens(g->model, &ends);
     if (g->made > 0) MHA_TRY(step(context, g, &g->token, 1, true));
     const int32_t *never;
-    for (int64_t i = mha_model_suppressed_tokens(g->model, &never); i-- > 0;)
-        g->logits[never[i]] = -FLT_MAX;
+    for (int first = 0; first <= (g->made == 0); first++)
+        for (int64_t i = mha_model_suppressed_tokens(g->model, first, &never); i-- > 0;)
+            g->logits[never[i]] = -FLT_MAX;
     const mha_status status = mha_sample_token(context, &g->sampling, (uint64_t)g->made, g->logits,
                                                g->choices, &g->token);
     if (status == MHA_ERR_NUMERIC)

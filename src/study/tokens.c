@@ -285,7 +285,8 @@ static bool is_empty(const columns *from)
 }
 
 /* A prompt has no end tokens, and neither has the text of a decoder with start tokens, which
- * predicts them. If its prompt is empty, all start tokens are the prompt. */
+ * predicts them. If its prompt is empty, all start tokens are the prompt, unless the tokenizer begins
+ * texts with the first one. */
 static mha_status take(const reading *r, columns *from, mha_tokens *tokens)
 {
     const int64_t nowhere = -1;
@@ -297,7 +298,9 @@ static mha_status take(const reading *r, columns *from, mha_tokens *tokens)
     char *text;
     while ((prompt || target) && from->count > 1 && from->ids[from->count - 1] == r->reader.end)
         from->count--;
-    if (target && prompt && is_empty(from)) {
+    if (target && from->count > 0 && from->ids[0] == r->reader.starts[0])
+        starts = 0; /* the tokenizer adds it (Whisper) */
+    else if (target && prompt && is_empty(from)) {
         from->count = 0;
         starts = r->reader.start_count;
     }

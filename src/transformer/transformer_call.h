@@ -28,6 +28,11 @@ double mhai_delta_step(const mha_layer_desc *layer, double x, double *slope);
 /* transformer_latent.c: the queries, keys and values of latent attention, from kept->step.in. */
 MHA_NODISCARD mha_status mhai_latent_project(const mhai_call *c, int64_t layer);
 
+/* Attend in a decoder's step whose cache holds latents, as the values of one head: append those of the
+ * step, and expand all of a sequence. */
+MHA_NODISCARD mha_status mhai_latent_attend(const mhai_call *c, int64_t layer,
+                                            const mhai_attend *x);
+
 /* A short convolution: write the input of W_o to kept->heads. */
 MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
 

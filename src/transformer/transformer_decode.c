@@ -123,7 +123,7 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
                                              "(mha_transformer_input.features), tokens alone are "
                                              "too little");
     MHA_TRY(mhai_check_flags("mha_decoder_desc", own->flags,
-                             MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING));
+                             MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING | MHA_DECODER_LATENT));
     MHA_TRY(
         mhai_check_reserved("mha_decoder_desc", own->reserved2 ? own->reserved2 : own->reserved3));
     MHA_TRY(mhai_check_range("mha_decoder_desc: page_size", own->page_size, 0, INT64_MAX));
@@ -137,6 +137,10 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
                         "mha_decoder_desc: sink_keys is %lld, but there is no window to be exempt "
                         "from; set window",
                         (long long)own->sink_keys);
+    if (own->flags & MHA_DECODER_LATENT && own->window > 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_decoder_desc: window is %lld; leave it 0 with MHA_DECODER_LATENT",
+                        (long long)own->window);
     MHA_TRY(check_kind(t, own));
     if (own->flags & MHA_DECODER_STREAMING) MHA_TRY(check_streaming(t, own));
     return check_room(t, own);
@@ -159,6 +163,14 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
                             .type = d->cache_type,
                             .key_scales = d->key_scales};
     if (cross) return true;
+    const mha_layer_desc *latent =
+        d->flags & MHA_DECODER_LATENT ? mhai_transformer_latent(&t->desc, layer) : NULL;
+    if (latent) {
+        cache->kv_heads = cache->head_dim = 1; /* the key is unused */
+        cache->value_head_dim = latent->latent_dim + latent->shared_dim;
+        cache->key_scales = MHA_KV_SCALES_POSITION;
+        sees.flags &= ~(uint32_t)MHA_ATTENTION_WINDOW;
+    }
     cache->page_size = d->page_size;
     cache->pages = d->pages;
     mhai_transformer_narrow(d->window, d->sink_keys, &sees);
@@ -652,7 +664,8 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
                     .sinks = d->sinks,
                     .divides = B == 1 && counts[0] == n && !d->sinks &&
                                d->desc.key_scales != MHA_KV_SCALES_CHANNEL,
-                    .deltas = d->deltas};
+                    .deltas = d->deltas,
+                    .latent = d->desc.flags & MHA_DECODER_LATENT};
     return MHA_OK;
 }
 

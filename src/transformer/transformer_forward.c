@@ -366,7 +366,11 @@ static mha_status run_heads(const mhai_call *c, const mhai_kept_attention *kept,
         MHA_TRY(mhai_attend_position(&attention.attend));
     }
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, false);
-    MHA_TRY(delta ? mhai_delta_run(c, layer) : mhai_attend_run(&attention.attend));
+    const bool expands =
+        c->step && c->step->latent && !cross && mhai_transformer_latent(&c->t->desc, layer);
+    MHA_TRY(delta     ? mhai_delta_run(c, layer)
+            : expands ? mhai_latent_attend(c, layer, &attention.attend)
+                      : mhai_attend_run(&attention.attend));
     if (!cross) mhai_gate_heads(c, layer);
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, true);

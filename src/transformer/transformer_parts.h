@@ -448,6 +448,7 @@ typedef struct mhai_step {
     const mhai_attend_sinks *sinks; /* [L]; NULL: sinks do not move */
     bool divides; /* one sequence, whose rows may be divided into several bit-identical steps */
     mhai_delta_state *deltas; /* [L][B] */
+    bool latent;              /* caches of latent attention hold latents */
 } mhai_step;
 
 /* A forward call whose tokens follow those in the caches. Their rows are appended to the caches;

@@ -46,6 +46,7 @@ FIGURES = [
     ("script/demo", r"fetches (\d+) MB", "tools/get-minilm", r"size='(\d+) MB'", 0),
     ("docs/tutorial-induction.md", r"fetches: (\d+) MB", "tools/get-smollm2", r"size='(\d+) MB'", 0),
     ("docs/researcher.md", r"# (\d+) MB", "tools/get-smollm2", r"size='(\d+) MB'", 0),
+    ("docs/researcher.md", r"L10H5 maps (\d+) %", "tests/python/test_heads_rxnmapper.py", r"== (\d+)  # docs", 0),
     ("docs/textbook.md", r"512 parameters[^`]*`(\d+) parameters, (\d+) of", "examples/parameters.expected",
      r"width +512,.*: +(\d+) parameters, (\d+) of", 0),
     ("docs/textbook.md", r"768, 12 heads[^`]*`(\d+) parameters, (\d+) of", "examples/parameters.expected",

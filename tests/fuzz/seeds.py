@@ -129,6 +129,23 @@ def of_image():
         yield name, jpeg(kind, components)
 
 
+def wav(encoding, bits, data, channels=1, rate=16000, more=b""):
+    head = struct.pack("<HHIIHH", encoding, channels, rate, rate * bits // 8, bits // 8, bits)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(head)) + head + more + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
+def of_audio():
+    yield "16", wav(1, 16, bytes(range(200)))
+    yield "24", wav(1, 24, bytes(range(90)))
+    yield "32", wav(1, 32, bytes(range(80)))
+    yield "floats", wav(3, 32, struct.pack("<4f", 0, .5, -1, 3))
+    yield "not-finite", wav(3, 32, struct.pack("<2f", 0, float("inf")))
+    yield "list", wav(1, 16, bytes(40), more=b"LIST" + struct.pack("<I", 3) + b"abc\0")
+    yield "stereo", wav(1, 16, bytes(40), channels=2)
+    yield "empty", wav(1, 16, b"")
+
+
 def of_npy():
     for dtype in ("<f2", "<f4", "<f8", "|i1", "<i4", "<i8", "|u1", "|b1"):
         yield dtype[1:], npy((2, 3), dtype)
@@ -416,7 +433,42 @@ def bert(width=4, layers=1, heads=2, ff=6, vocabulary=len(VOCAB), positions=16, 
     return config, tensors
 
 
+def towers():
+    """An encoder and a decoder in one folder: Marian, whose positions are computed, BART and T5."""
+    sizes = {"vocab_size": len(VOCAB), "d_model": 4}
+    bart = {**sizes, "max_position_embeddings": 14, "decoder_start_token_id": 2, "bad_words_ids": [[1]], "forced_bos_token_id": 3,
+            **{f"{part}_{name}": size for part in ("encoder", "decoder")
+               for name, size in dict(layers=1, attention_heads=2, ffn_dim=3).items()}}
+    shapes = {"model.shared.weight": (len(VOCAB), 4), "final_logits_bias": (1, len(VOCAB))}
+    for part, attention in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
+        at = f"model.{part}.layers.0."
+        for name, size in {**{f"{of}.{p}_proj": (4, 4) for of in attention for p in ("q", "k", "v", "out")},
+                           "fc1": (3, 4), "fc2": (4, 3), "final_layer_norm": (4,),
+                           **{f"{of}_layer_norm": (4,) for of in attention}}.items():
+            shapes |= {f"{at}{name}.weight": size, f"{at}{name}.bias": size[:1]}
+    ones = {name: f32(*shape) for name, shape in shapes.items()}
+    yield {"model_type": "marian", "scale_embedding": True, "activation_function": "swish", **bart}, ones
+    own = {f"model.{part}.{name}": f32(*shape) for part in ("encoder", "decoder")
+           for name, shape in {"embed_positions.weight": (16, 4), "layernorm_embedding.weight": (4,),
+                               "layernorm_embedding.bias": (4,)}.items()}
+    yield {"model_type": "bart", **bart}, {**ones, **own}
+    shapes = {"shared.weight": (len(VOCAB), 4), "lm_head.weight": (len(VOCAB), 4)}
+    for part, attention in (("encoder", ["SelfAttention"]), ("decoder", ["SelfAttention", "EncDecAttention"])):
+        at = f"{part}.block.0.layer."
+        for i, name in enumerate(attention):
+            shapes |= {f"{at}{i}.{name}.{p}.weight": (4, 4) for p in "qkvo"} | {f"{at}{i}.layer_norm.weight": (4,)}
+        feed = f"{at}{len(attention)}."
+        shapes |= {f"{feed}layer_norm.weight": (4,), f"{feed}DenseReluDense.wi.weight": (3, 4),
+                   f"{feed}DenseReluDense.wo.weight": (4, 3), f"{part}.final_layer_norm.weight": (4,),
+                   f"{at}0.SelfAttention.relative_attention_bias.weight": (4, 2)}
+    yield {"model_type": "t5", **sizes, "d_kv": 2, "d_ff": 3, "num_layers": 1, "num_heads": 2,
+           "relative_attention_num_buckets": 4, "relative_attention_max_distance": 9}, {
+        name: f32(*shape) for name, shape in shapes.items()}
+
+
 def of_model():
+    for config, tensors in towers():
+        yield config["model_type"], parts(json.dumps(config), safetensors(tensors), "\n".join(VOCAB) + "\n", "the cats a")
     config, tensors = bert()
     vocabulary = "\n".join(VOCAB) + "\n"
     whole = safetensors(tensors)

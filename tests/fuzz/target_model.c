@@ -57,6 +57,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     status = mha_model_load(context, fuzz_folder(), NULL, &model);
     fuzz_must_speak(status);
     if (status != MHA_OK) return 0;
+    mha_model *encoder = mha_model_encoder(model);
+    if (encoder) run(context, encoder, parts[3]);
     run(context, model, parts[3]);
     mha_model_destroy(model);
     return 0;

@@ -145,6 +145,8 @@ BASES = {  # settings of each family with which more of its fields matter
     "glm4_moe_lite": [dict(LATENT, **GROUPS, rope_parameters=DEFAULT),
                       dict(DIRECT, **GROUPS, mlp_layer_types=["sparse", "dense"], rope_parameters=YARN)],
     "minicpm3": [dict(LATENT, dim_model_base=16, rope_parameters=YARN),
+                 dict(DIRECT, rope_parameters=dict(rope_type="longrope", rope_theta=5e3, short_factor=[1.0, 1.1],
+                                                   long_factor=[2.0, 3.0], original_max_position_embeddings=16)),
                  dict(DIRECT, scale_depth=None, dim_model_base=None, mlp_bias=True, rope_parameters=DEFAULT)],
     # transformers zeroes the row of pad_token_id, which is also that of a tied output
     "youtu": [dict(LATENT, attention_bias=True, tie_word_embeddings=False, rope_parameters=LINEAR),
@@ -418,8 +420,9 @@ def test_every_field_is_swept():
     """Every field of config.json that the code reads is in the cases above."""
     read = set()
     for path in (ROOT / "src/model/arch").glob("*.c"):
-        others = "bart", "t5", "vision", "vit", "dinov2", "dinov3", "clip", "siglip"  # test_towers_hf.py, test_pictures_hf.py
-        text = path.read_text() if path.stem not in ("multihead", *others) else ""
+        others = "bart", "t5", "whisper"  # test_towers_hf.py
+        images = "vision", "vit", "dinov2", "dinov3", "clip", "siglip"  # test_pictures_hf.py
+        text = path.read_text() if path.stem not in ("multihead", *others, *images) else ""
         read |= set(re.findall(r'mhai_config_(?!name)\w+\(\w+,\s*"(\w+)"', text))
         for names in re.findall(r'(?:refused\[\]|shape_keys \w+|rope_kind \w+|experts_kind \w+) = {(.*?)}', text, re.S):
             read |= set(re.findall(r'"(\w+)"', names))

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import checkpoint_ctypes as ck
+import circuits_ctypes as circuits
 import multihead
+import multihead_ctypes as mha
 from shared import rounds_like
 from test_experts_hf import make_net, save
 from test_hybrid_hf import SIZES as HYBRID, TEXT, Double, in_double, run
@@ -69,6 +71,19 @@ def test_logits_are_those_of_transformers_in_double(made):
     assert rounds_like(model.logits(ids[0].tolist()), rounded, in_double(net, ids))
 
 
+@pytest.mark.parametrize("length", [60, 61, 140])
+def test_a_rotation_by_the_length_of_a_text(tmp_path, length):
+    """MiniCPM3's, below and above the border."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1., 1.1, 1.2, 1.3],
+            "long_factor": [2., 3., 5., 9.], "original_max_position_embeddings": 60}
+    net = make_net("MiniCPM3", {**LATENT, "rope_parameters": rope})
+    ids = torch.randint(0, 97, (1, length))
+    with torch.no_grad():
+        rounded = net(ids).logits[0].numpy()
+    ours = multihead.Model(save(net, tmp_path)).logits(ids[0].tolist())
+    assert rounds_like(ours, rounded, in_double(net, ids))
+
+
 def test_threads_batches_and_steps_change_no_bit(made):
     ids, model = torch.randint(0, 97, (2, 150)).tolist(), made[1]
     whole = [model.logits(row) for row in ids]
@@ -76,8 +91,8 @@ def test_threads_batches_and_steps_change_no_bit(made):
     multihead.set_threads(3)
     assert np.array_equal(model.logits(ids[0]), whole[0])
     multihead.set_threads(threads)
-    for size in (1, 7, 90):
-        decoder = model.decoder(batch=2)
+    for size, latent in ((1, False), (7, False), (90, False), (7, True), (90, True)):
+        decoder = model.decoder(batch=2, latent=latent)
         for at in range(0, 150, size):
             got = decoder.step([row[at:at + size] for row in ids], [len(row[at:at + size]) for row in ids])
             for b in range(2):
@@ -147,11 +162,36 @@ def test_the_program_shows_heads_and_refuses_the_rest(made, tmp_path):
                     ["ablate", model.path, "--text", text, "--heads", 3, "--pairs", 2, "--random", 0]):
         done = run(*command)
         assert done.returncode == 0, done.stderr
-    for command in ["prune", model.path, "--text", text, "-o", tmp_path / "x"], ["circuits", model.path]:
-        done = run(*command)
-        assert done.returncode and "layer 0 has latent attention" in done.stderr, done.stderr
+    assert run("circuits", model.path).returncode == 0
+    done = run("prune", model.path, "--text", text, "-o", tmp_path / "x")
+    assert done.returncode and "layer 0 has latent attention" in done.stderr, done.stderr
     for command in "count", "explain":
         assert "'kv_lora_rank' describes latent attention" in run(command, model.path).stderr
+
+
+@pytest.mark.skipif(circuits.library() is None, reason="built without MHA_CIRCUITS")
+@pytest.mark.parametrize("made", ["youtu", "youtu, no query latent"], indirect=True)
+def test_circuits_are_products_of_weights(made):
+    """Singular values of W_Q^T W_K and W_O W_V with the norms of latents folded in. Products are rounded to f32."""
+    net, found = made[0], ck.Transformer(made[1].path)
+    own, D = net.config, net.config.qk_head_dim
+    if own.v_head_dim > D:
+        with pytest.raises(mha.MultiheadError, match="layer 0: value_dim is 24, expected at most head_dim, 16"):
+            circuits.circuits(found.handle, found.desc)
+        return
+    found = circuits.circuits(found.handle, found.desc)
+    for i, layer in enumerate(net.model.layers):
+        a = {name: p.detach().double().numpy() for name, p in layer.self_attn.named_parameters()}
+        norm, r = layer.input_layernorm.weight.detach().double().numpy(), own.kv_lora_rank
+        down = a["kv_a_proj_with_mqa.weight"] * norm
+        q = (a["q_b_proj.weight"] * a["q_a_layernorm.weight"] @ (a["q_a_proj.weight"] * norm)).reshape(4, D, -1)
+        kv = (a["kv_b_proj.weight"] * a["kv_a_layernorm.weight"] @ down[:r]).reshape(4, -1, 48)
+        for h in range(4):
+            k = np.concatenate([kv[h, :own.qk_nope_head_dim], down[r:]])
+            o = a["o_proj.weight"][:, h * own.v_head_dim:(h + 1) * own.v_head_dim]
+            for name, product in (("qk_values", q[h].T @ k), ("ov_values", o @ kv[h, own.qk_nope_head_dim:])):
+                wanted = np.linalg.svd(product)[1][:D]
+                assert np.abs(found[name][i, h] - wanted).max() < 1e-5 * wanted[0]
 
 
 RENAMED = (("model.", ""), ("input_layernorm", "self_attn_norm"), ("post_attention_layernorm", "mlp_norm"),

@@ -188,7 +188,7 @@ HOSTILE = [
     ("bart", {"max_position_embeddings": 81}, "embed_positions.weight' has shape"),
     ("bart", {"activation_function": "tanh"}, "activation_function 'tanh' is not supported"),
     ("bart", {"scale_embedding": 2}, "'scale_embedding' is neither"), ("bart", {"is_decoder": True}, "'is_decoder' is set"),
-    ("bart", {"is_encoder_decoder": False}, "'is_encoder_decoder' is false"),
+    ("bart", {"is_encoder_decoder": 1}, "'is_encoder_decoder' is neither"),
     ("bart", {"normalize_before": True}, "'normalize_before' is set"),
     ("bart", {"tie_word_embeddings": "no"}, "'tie_word_embeddings' is neither"),
     ("bart", {"decoder_start_token_id": 97}, "'decoder_start_token_id' is not a token of 0..96"),
@@ -229,6 +229,20 @@ def test_wrong_fields_are_named(folders, tmp_path, kind, fields, error):
     with pytest.raises(multihead.Error, match=re.escape(error)) as found:
         multihead.Model(tmp_path)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("family", ["T5", "MT5"])
+def test_an_encoder_alone(tmp_path, family):
+    """As saved by T5EncoderModel, for example of a Sentence-T5."""
+    torch.manual_seed(3)
+    net = getattr(transformers, f"{family}EncoderModel")(getattr(transformers, f"{family}Config")(**T5)).eval()
+    net.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    model, source = multihead.Model(tmp_path), texts()[0]
+    assert model.encoder is None and not model.predicts and model.start_tokens == []
+    with torch.no_grad():
+        states = net(source, output_hidden_states=True).hidden_states
+    assert np.abs(model.hidden_states(source[0].tolist())[:2] - torch.stack(states[:2])[:, 0].numpy()).max() < 1e-4
 
 
 def test_weights_of_other_files(folders, tmp_path):

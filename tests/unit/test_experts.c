@@ -30,7 +30,8 @@ static const mha_layer_desc layers[L] = {
                  .scale = 1.5f,
                  .sum_epsilon = 0.25f,
                  .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_NORMALISED | MHA_EXPERTS_SCORE_BIAS}},
-    {NORMED, .experts = {.count = 6, .used = 3, .groups = 3, .groups_used = 2}},
+    {NORMED,
+     .experts = {.count = 6, .used = 3, .groups = 3, .groups_used = 2, .flags = MHA_EXPERTS_BIAS}},
     {NORMED,
      .experts = {.count = 6,
                  .used = 2,
@@ -89,6 +90,18 @@ static const float *numbers(mha_transformer *t, int64_t layer, const char *name)
     return mha_transformer_data(t) + p.offset;
 }
 
+/* 0 if the layer has no such parameter. */
+static double bias_at(mha_transformer *t, int64_t layer, const char *prefix, const char *part,
+                      int64_t i)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s%s.bias", prefix, part);
+    mha_parameter p;
+    if (!(layers[layer].experts.flags & MHA_EXPERTS_BIAS)) return 0;
+    expect_ok(mha_transformer_find(t, layer, name, &p));
+    return (double)mha_transformer_data(t)[p.offset + i];
+}
+
 static double dot(const float *w, const double *x, int64_t n)
 {
     double sum = 0;
@@ -114,10 +127,13 @@ static void add_layer(mha_transformer *t, int64_t layer, const char *prefix, int
         w[i] = numbers(t, layer, name);
     }
     for (int64_t f = 0; f < width; f++) {
-        const double gate = dot(w[0] + f * E, x, E);
-        hidden[f] = gate * sigmoid(gate) * dot(w[1] + f * E, x, E);
+        const double gate = dot(w[0] + f * E, x, E) + bias_at(t, layer, prefix, ".gate_proj", f);
+        hidden[f] = gate * sigmoid(gate) *
+                    (dot(w[1] + f * E, x, E) + bias_at(t, layer, prefix, ".up_proj", f));
     }
-    for (int64_t e = 0; e < E; e++) y[e] += factor * dot(w[2] + e * width, hidden, width);
+    for (int64_t e = 0; e < E; e++)
+        y[e] += factor *
+                (dot(w[2] + e * width, hidden, width) + bias_at(t, layer, prefix, ".down_proj", e));
 }
 
 /* Close the experts of the open group with the smallest score. */
@@ -148,7 +164,7 @@ static void route(mha_transformer *t, int64_t layer, const double *x, double *s,
     double sum = 0;
     if (d->flags & MHA_EXPERTS_SCORE_BIAS) bias = numbers(t, layer, "mlp.score_bias");
     for (int64_t i = 0; i < d->count; i++) {
-        const double logit = dot(router + i * E, x, E);
+        const double logit = dot(router + i * E, x, E) + bias_at(t, layer, "mlp.router", "", i);
         s[i] = squash ? sigmoid(logit) : exp(logit);
         sum += s[i];
     }

@@ -234,15 +234,18 @@ static void forward(mha_context *context, mha_transformer *t, const mha_tensor *
 
 static void steps_forks_and_rollbacks_change_no_bit(void)
 {
-    static const mha_decoder_desc kinds[] = {
-        {.struct_size = sizeof *kinds, .batch = B},
-        {.struct_size = sizeof *kinds, .batch = B, .page_size = 16, .pages = 7}};
+    const mha_decoder_desc usual = {.struct_size = sizeof usual, .batch = B};
+    mha_decoder_desc kinds[4] = {usual, usual, usual, usual};
     mha_context *one = context_with(1), *several = context_with(3);
     static float whole[B * T * V], part[B * T * V];
     static int32_t ids[B * T];
     mha_transformer *t = make(one);
     const mha_tensor tokens = draw(ids);
     forward(one, t, &tokens, whole);
+    for (int k = 0; k < 4; k++) {
+        kinds[k].flags = k < 2 ? 0 : MHA_DECODER_LATENT;
+        if (k % 2) kinds[k].page_size = 16, kinds[k].pages = 7;
+    }
     rng r = rng_make(rng_run_seed(), 1);
     for (size_t kind = 0; kind < sizeof kinds / sizeof kinds[0]; kind++) {
         mha_decoder *decoder = NULL;
@@ -323,9 +326,17 @@ static void caches_have_the_widths_of_heads(void)
     mha_context *context = context_with(1);
     mha_transformer *t = make(context);
     mha_decoder_sizes sizes = MHA_INIT(mha_decoder_sizes);
+    mha_decoder_desc latent = {.struct_size = sizeof latent, .flags = MHA_DECODER_LATENT};
+    mha_decoder *decoder = NULL;
     expect_ok(mha_decoder_count(t, NULL, &sizes));
-    const int64_t widths = (D + Dv) + (D + D) + (D + 13);
-    assert_true(sizes.total_bytes - sizes.table_bytes >= T * H * widths * (int64_t)sizeof(float));
+    const int64_t widths = (D + Dv) + (D + D) + (D + 13), usual = sizes.total_bytes;
+    assert_true(usual - sizes.table_bytes >= T * H * widths * (int64_t)sizeof(float));
+    /* c, p and an unused key: 7 + 4 + 1 and 9 + 3 + 1 numbers, in runs of 16 positions */
+    expect_ok(mha_decoder_count(t, &latent, &sizes));
+    assert_true(sizes.total_bytes < usual / 2);
+    latent.window = 5;
+    expect_error(mha_decoder_create(context, t, &latent, &decoder), MHA_ERR_UNSUPPORTED,
+                 "window is 5; leave it 0 with MHA_DECODER_LATENT");
     mha_transformer_destroy(t);
 }
 

@@ -9,6 +9,7 @@
 #include "support/thread_ranks.h"
 #include "unit/word_model.h"
 
+#include <multihead/generation.h>
 #include <multihead/show.h>
 
 #include <math.h>
@@ -663,6 +664,53 @@ static void save_half(const char *folder, mha_transformer_desc d, uint64_t seed)
     mha_transformer_destroy(t);
 }
 
+/* A generation after a source equals steps of a decoder with the encoder's rows. */
+static void generate_from(mha_model *model, const mha_tokens *source, const mha_tensor *memory,
+                          const mha_tokens *target)
+{
+    mha_generation_desc desc = {.struct_size = sizeof desc,
+                                .prompt = target->ids,
+                                .prompt_count = target->count,
+                                .max_tokens = 3,
+                                .source = source->ids,
+                                .source_count = source->count};
+    const mha_decoder_desc how = {.struct_size = sizeof how, .memory_capacity = source->count};
+    mha_generation *made = NULL;
+    mha_decoder *decoder = NULL;
+    mha_transformer_desc d;
+    float logits[64 * 4];
+    int32_t next = 0;
+    mha_transformer_describe(mha_model_transformer(model), &d);
+    expect_ok(mha_decoder_create(context, mha_model_transformer(model), &how, &decoder));
+    expect_ok(mha_decoder_set_memory(context, decoder, memory, NULL));
+    expect_ok(mha_generation_create(context, model, &desc, &made));
+    for (int i = 0; i < 3; i++) {
+        const int64_t n = i == 0 ? target->count : 1;
+        mha_generation_step step = {.struct_size = sizeof step};
+        const mha_tensor ids =
+            mha_tensor_contiguous(i == 0 ? target->ids : &next, MHA_I32, 2, (int64_t[]){1, n});
+        const mha_tensor out =
+            mha_tensor_contiguous(logits, MHA_F32, 3, (int64_t[]){1, n, d.vocab_size});
+        assert_true(n * d.vocab_size <= 64 * 4);
+        expect_ok(mha_decoder_step(context, decoder, &ids, &out));
+        expect_ok(mha_sample_token(context, NULL, 0, logits + (n - 1) * d.vocab_size, d.vocab_size,
+                                   &next));
+        expect_ok(mha_generation_next(context, made, &step));
+        if (step.state != MHA_GENERATION_CONTINUES) break;
+        assert_int_equal(step.token, next);
+    }
+    mha_decoder_destroy(decoder);
+    mha_generation_destroy(made);
+#define CREATE() mha_generation_create(context, model, &desc, &made)
+    expect_spoiled(desc, CREATE(), MHA_ERR_ARGUMENT, "no source", desc.source_count = 0);
+    expect_spoiled(desc, CREATE(), MHA_ERR_NULL, "source", desc.source = NULL);
+    expect_spoiled(desc, CREATE(), MHA_ERR_ARGUMENT, "empty prompt", desc.prompt_count = 0);
+#undef CREATE
+    const mha_model *encoder = mha_model_encoder(model);
+    assert_int_equal(mha_model_start_tokens(model, NULL), 0);
+    assert_int_equal(mha_model_suppressed_tokens(encoder, true, NULL), 0);
+}
+
 /* The cross-attention of an encoder-decoder's active heads equals two direct runs. */
 static void maps_of_an_encoder_decoder(void)
 {
@@ -697,6 +745,17 @@ static void maps_of_an_encoder_decoder(void)
     assert_int_equal(maps.cols.count, S);
     assert_false(maps.flags & MHA_MAPS_SAME);
     mha_maps_free(&maps);
+    static float own[L * H * T * T];
+    const mha_tensor self = mha_tensor_contiguous(own, MHA_F32, 5, (int64_t[]){L, 1, H, T, T});
+    expect_ok(mha_transformer_forward(context, mha_model_transformer(model), &writes, NULL, NULL,
+                                      &self, NULL));
+    desc.flags = MHA_MAPS_SELF;
+    maps = maps_of(model, &desc);
+    assert_memory_equal(maps.layer[0] + T * T, own + T * T, T * T * sizeof *own);
+    assert_int_equal(maps.cols.count, T);
+    assert_int_equal(maps.flags, MHA_MAPS_SAME | MHA_MAPS_CAUSAL);
+    mha_maps_free(&maps);
+    generate_from(model, &source, &memory, &target);
     desc.source = NULL;
     expect_error(mha_maps_run(context, model, &desc, &maps), MHA_ERR_UNSUPPORTED, "source");
     mha_tokens_free(&target), mha_tokens_free(&source);

@@ -5,6 +5,7 @@
 
 `help(multihead.attention)` has the formula and every option; docs/python.md is the manual.
 """
+from ._audio import log_mel, read_audio
 from ._attention import AttentionOutputs, AttentionPlan, attention, explain
 from ._backward import AttentionGradients, attention_backward
 from ._call import AttentionOptions
@@ -26,4 +27,4 @@ __all__ = [
     "InvalidArgument", "LinearAttentionGradients", "LinearAttentionState", "Measure", "Model",
     "ModelAttention", "OutOfMemory", "Role", "Tokens", "Unsupported", "View", "attention",
     "attention_backward", "explain", "get_threads", "head_view", "heatmap", "isa_available",
-    "linear_attention", "linear_attention_backward", "model_view", "neuron_view", "set_threads"]
+    "linear_attention", "linear_attention_backward", "log_mel", "model_view", "neuron_view", "read_audio", "set_threads"]

@@ -32,17 +32,19 @@ class DecoderOptions(TypedDict, total=False):
     window: int
     sinks: int
     streaming: bool
+    latent: bool
 
 
 def describe(type: str = "f32", page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
              streaming: bool = False, batch: int = 0, capacity: int = 0, max_step: int = 0,
-             memory_capacity: int = 0) -> Any:
+             memory_capacity: int = 0, latent: bool = False) -> Any:
     """The caches of a decoder."""
     if type not in _TYPES:
         raise ValueError(f"type: {type!r} is not one of {', '.join(_TYPES)}")
     code, scales = _TYPES[type]
     return _abi.DecoderDesc(
-        flags=_abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * truth(streaming, "streaming"),
+        flags=_abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * truth(streaming, "streaming")
+        | _abi.DECODER_FLAGS["latent"] * truth(latent, "latent"),
         cache_type=_abi.DTYPES[code], key_scales=_abi.KV_SCALES[scales], page_size=page, pages=pages, window=window,
         sink_keys=(4 if window else 0) if sinks is None else sinks, batch=batch, capacity=capacity, max_step=max_step,
         memory_capacity=memory_capacity)
@@ -58,6 +60,8 @@ class Decoder:
         window     number of last tokens that a token attends to, including itself; 0: all
         sinks      number of first tokens that it also attends to; default 4 with a window
         streaming  count positions within the cache (StreamingLLM), so that a text may exceed the model's positions
+        latent     cache the latents of latent attention, not the keys and values that they expand to: less memory, but
+                   each step expands them again
         memory     [1,S,E] the rows of an encoder (`Model.decoder` gives them), for every sequence
 
     With type "f32" and no window, logits are bit-identical to one pass over the whole text. Calls from several threads
@@ -66,7 +70,8 @@ class Decoder:
 
     def __init__(self, model: Model, *, batch: int = 1, capacity: int = 0, type: str = "f32",
                  page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
-                 streaming: bool = False, memory: np.ndarray[Any, Any] | None = None) -> None:
+                 streaming: bool = False, latent: bool = False,
+                 memory: np.ndarray[Any, Any] | None = None) -> None:
         if batch < 1:
             raise ValueError(f"batch: {batch} is not a number of sequences from 1 on")
         self.model = model
@@ -77,7 +82,7 @@ class Decoder:
         self.capacity = most = capacity or model.max_positions
         self.max_step = min(most, _MOST_STEP)
         desc = describe(type, page, pages, window, sinks, streaming, batch, capacity, self.max_step,
-                        0 if memory is None else memory.shape[1])
+                        0 if memory is None else memory.shape[1], latent)
         with default_context() as handle:
             check(library.mha_decoder_create(handle, model._net, C.byref(desc),
                                              C.byref(self._handle)))
@@ -168,14 +173,13 @@ class Generation:
     """A prompt that a model continues: the pieces of text."""
 
     def __init__(self, model: Model, prompt: list[int], max_tokens: int, stops: list[bytes],
-                 sampling: _abi.Sampling, cache: _abi.DecoderDesc, source: list[int]) -> None:
+                 sampling: _abi.Sampling, cache: _abi.DecoderDesc, rows: np.ndarray[Any, Any] | None) -> None:
         self._model, self._library, self._handle = model, model._library, C.c_void_p()
-        ids, read = np.array(prompt, np.int32), np.array(source, np.int32)
+        ids, memory = np.array(prompt, np.int32), None if rows is None else _tensor.pointer(rows)
         texts = (C.c_char_p * len(stops))(*stops)
         desc = _abi.GenerationDesc(prompt=ids.ctypes.data, prompt_count=len(ids), max_tokens=max_tokens,
                                    stops=C.cast(texts, C.POINTER(C.c_char_p)), stop_count=len(stops), sampling=C.pointer(sampling),
-                                   cache=C.pointer(cache), source=read.ctypes.data if source else None,
-                                   source_count=len(read))
+                                   cache=C.pointer(cache), memory=memory)
         with default_context() as handle:
             check(self._library.mha_generation_create(handle, model._handle, C.byref(desc), C.byref(self._handle)))
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _abi, _tensor
+from ._audio import hear, hearing_of
 from ._call import integer, real, truth, unknown_option
 from ._decoder import Decoder, DecoderOptions, Generation, describe
 from ._heads import HeadScores, measure_heads
@@ -152,6 +153,7 @@ class Model:
         count = self._library.mha_model_end_tokens(self._handle, C.byref(ends))
         self._ends = _tensor.numbers(ends.value, count, np.int32).tolist()
         self._encoder = self._library.mha_model_encoder(self._handle)
+        self._hearing = hearing_of(self)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) and not self._owner:
@@ -234,6 +236,13 @@ class Model:
         part._library, part._handle, part.path, part._owner = self._library, C.c_void_p(self._encoder), self.path, self
         part._describe()
         return part
+
+    @property
+    def hears(self) -> bool:
+        """True for an encoder of audio, and an encoder-decoder with one (Whisper): a source is a wav file or its
+        samples, [N] at 16 kHz."""
+        encoder = self.encoder
+        return self._hearing is not None or (encoder is not None and encoder.hears)
 
     @property
     def start_tokens(self) -> list[int]:
@@ -330,7 +339,7 @@ class Model:
 
     # ---- Attention and logits --------------------------------------------------------------------
 
-    def _encode(self, source: str | Sequence[int] | Tokens | None,
+    def _encode(self, source: Any,
                 context: Context | None = None) -> tuple[Tokens | None, Floats | None]:
         """The tokens of a source, and the encoder's rows of them, [1,S,E]."""
         encoder = self.encoder
@@ -340,6 +349,8 @@ class Model:
             return None, None
         if source is None:
             raise ValueError(f"{self.name}: an encoder-decoder needs the text of its encoder: give source")
+        if encoder._hearing is not None:
+            return hear(encoder, encoder._hearing, source, False, context)[:2]
         tokens = encoder._tokens(source, None, None, False)
         rows = np.zeros((1, len(tokens), encoder.hidden_size), np.float32)
         batch, keep = encoder._batch(tokens)
@@ -370,14 +381,14 @@ class Model:
                               **{name: [array[n, 0] for n in layers] for name, array in maps.items()})
 
     def attention(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
-                  source: str | Sequence[int] | Tokens | None = None, layers: Sequence[int] | None = None, outputs: str | Sequence[str] = "probabilities",
+                  source: Any = None, layers: Sequence[int] | None = None, outputs: str | Sequence[str] = "probabilities",
                   max_tokens: int | None = None, truncate: bool = False,
                   context: Context | None = None) -> ModelAttention:
         """The attention of every head in a text.
 
             text     a text, its `Tokens`, or token ids
             pair     a second text, for models trained on pairs (BERT)
-            source   the encoder's text, for an encoder-decoder, whose decoder reads `text`
+            source   the encoder's text, for an encoder-decoder, whose decoder reads `text`; audio if the model `hears`
             layers   indices from 0; default: all
             outputs  any of probabilities, average_probabilities, q, k, v, heads, lse; `ModelAttention` explains them.
                      probabilities takes 4 H T T bytes per layer. Of an encoder-decoder: probabilities,
@@ -391,6 +402,12 @@ class Model:
         for layer in wanted:
             if not 0 <= layer < self.layers:
                 raise ValueError(f"layers: {layer} is not in 0 .. {self.layers - 1}")
+        if self._hearing is not None:
+            if names != ("probabilities",):
+                raise Unsupported("outputs: only probabilities are available for audio", _abi.STATUS["err_unsupported"])
+            tokens, _, maps = hear(self, self._hearing, text, True, context)
+            return ModelAttention(tokens, wanted, model=self.name, scales=[self._scale(n) for n in wanted],
+                                  probabilities=[maps[n, 0] for n in wanted] if maps is not None else None)
         tokens = self._tokens(text, pair, max_tokens, truncate)
         if self._encoder or source is not None:
             return self._attention_of_towers(tokens, source, names, wanted, context)
@@ -478,7 +495,7 @@ class Model:
             gates[layer, head] = 0
         return gates if (gates == 0).any() else None
 
-    def logits(self, text: str | Sequence[int] | Tokens, *, source: str | Sequence[int] | Tokens | None = None,
+    def logits(self, text: str | Sequence[int] | Tokens, *, source: Any = None,
                without: Iterable[str | tuple[int, int]] = (), context: Context | None = None) -> Floats:
         """The model's logits at each token: [T,V]. Row t predicts token t + 1.
 
@@ -525,13 +542,13 @@ class Model:
             raise Unsupported(f"{self.name}: the model does not predict the next token (an encoder, or saved "
                               "without its output layer)", _abi.STATUS["err_unsupported"])
 
-    def decoder(self, *, source: str | Sequence[int] | Tokens | None = None, **options: Any) -> Decoder:
+    def decoder(self, *, source: Any = None, **options: Any) -> Decoder:
         """A decoder with key/value caches, for processing texts token by token. The options are those of `Decoder`;
         an encoder-decoder also needs the encoder's text, which is encoded once."""
         self._must_predict()
         return Decoder(self, memory=self._encode(source)[1], **options)
 
-    def stream(self, prompt: str | Sequence[int] = "", *, source: str | Sequence[int] | Tokens | None = None, max_tokens: int = 64,
+    def stream(self, prompt: str | Sequence[int] = "", *, source: Any = None, max_tokens: int = 64,
                temperature: float | None = None, top_k: int = 0, top_p: float | None = None,
                min_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
                **cache: Any) -> Iterator[str]:
@@ -555,11 +572,8 @@ class Model:
         stops = [utf8(text, "stop") for text in ((stop,) if isinstance(stop, str) else stop)]
         if b"" in stops:
             raise ValueError("stop: a text is empty")
-        encoder = self.encoder
-        if not encoder or source is None:
-            self._encode(source)  # raises unless neither is there
-        read_ = encoder._tokens(source, None, None, False).ids.tolist() if encoder and source is not None else []
-        return iter(Generation(self, self._prompt(prompt), max_tokens, stops, sampling, describe(**cache), read_))
+        return iter(Generation(self, self._prompt(prompt), max_tokens, stops, sampling, describe(**cache),
+                               self._encode(source)[1]))
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
         _check_ids(prompt, "prompt")
@@ -572,7 +586,7 @@ class Model:
                              "a prompt")
         return ids
 
-    def generate(self, prompt: str | Sequence[int] = "", *, source: str | Sequence[int] | Tokens | None = None,
+    def generate(self, prompt: str | Sequence[int] = "", *, source: Any = None,
                  max_tokens: int = 64,
                  temperature: float | None = None, top_k: int = 0, top_p: float | None = None,
                  min_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (), **cache: Any) -> str:

@@ -304,6 +304,13 @@ static mha_status read_type(const mhai_config *rope, bool old, const char *const
                           mhai_show_name(text).text, types[*type]);
 }
 
+/* The numbers of a head that may rotate. */
+static int64_t rotating_width(const mha_transformer_desc *d)
+{
+    if (d->layers && d->layers[0].latent_dim > 0) return d->layers[0].shared_dim;
+    return d->head_dim > 0 ? d->head_dim : d->embed_dim / d->num_heads;
+}
+
 static mha_status read_float(const mhai_config *rope, const char *key, double fallback,
                              float *value)
 {
@@ -378,13 +385,13 @@ mha_status mhai_read_factors(const mhai_config *config, const char *key, int64_t
 }
 
 /* LongRoPE. As in transformers the amplitude follows from the factor, and the factor from the
- * lengths; the default is that of Phi 3. */
+ * lengths. border: the default of the original length. */
 static mha_status read_long(const mhai_config *config, const mha_transformer_desc *d,
-                            mha_layer_desc *rope)
+                            int64_t border, mha_layer_desc *rope)
 {
     static const char original[] = "original_max_position_embeddings";
     double length, factor;
-    MHA_TRY(mhai_config_number(config, original, 4096, &length));
+    MHA_TRY(mhai_config_number(config, original, (double)border, &length));
     if (!(length >= 2 && length <= MHAI_MOST_POSITIONS))
         return mhai_config_fail(MHA_ERR_MODEL, config, original, "is %g, expected 2..%d", length,
                                 MHAI_MOST_POSITIONS);
@@ -422,14 +429,11 @@ static mha_status read_rotation(const mhai_config *config, const mhai_family *fa
     static const char *const types[] = {"default", "mrope", "dynamic",  "linear",
                                         "llama3",  "yarn",  "longrope", "su"};
     static const char part[] = "partial_rotary_factor";
-    const bool latent = d->layers && d->layers[0].latent_dim > 0;
-    const double width = (double)(latent            ? d->layers[0].shared_dim
-                                  : d->head_dim > 0 ? d->head_dim
-                                                    : d->embed_dim / d->num_heads);
+    const double width = (double)rotating_width(d);
     double share;
     int type;
     *rope = (mha_layer_desc){.struct_size = sizeof *rope};
-    MHA_TRY(read_type(config, old, types, family->lengths ? 8 : 6, &type));
+    MHA_TRY(read_type(config, old, types, family->lengths ? 8 : family->longrope ? 7 : 6, &type));
     MHA_TRY(read_float(config, "rope_theta", 1e4, &rope->rope_base));
     if (!(rope->rope_base >= 1))
         return mhai_config_fail(MHA_ERR_MODEL, config, "rope_theta", "is %g, expected 1 or more",
@@ -448,9 +452,10 @@ static mha_status read_rotation(const mhai_config *config, const mhai_family *fa
     if (share < 1) MHA_TRY(set_part(config, family, rotated, types[type], rope));
     if (type < 3) return MHA_OK;
     rope->rope_scaling = (mha_rope_scaling)(type - 3);
-    if (family->lengths && type > 4) { /* transformers calls any of them longrope */
+    if (type > 5 ||
+        (family->lengths && type > 4)) { /* transformers calls any of Phi 3's longrope */
         rope->rope_scaling = MHA_ROPE_SCALING_LONG;
-        return read_long(config, d, rope);
+        return read_long(config, d, family->lengths ? 4096 : d->max_length, rope);
     }
     if (mhai_config_absent(config, "factor"))
         return mhai_path_fail(MHA_ERR_MODEL, config->path,
@@ -465,7 +470,7 @@ static mha_status read_factor_lists(const mhai_config *config, const mha_layer_d
                                     mhai_family_plan *plan)
 {
     const mha_transformer_desc *d = &plan->desc;
-    const int64_t width = d->head_dim > 0 ? d->head_dim : d->embed_dim / d->num_heads;
+    const int64_t width = rotating_width(d);
     const int64_t pairs = (rope->rotary_dim ? rope->rotary_dim : width) / 2;
     if (rope->rope_scaling != MHA_ROPE_SCALING_LONG) return MHA_OK;
     plan->rope_factors = calloc((size_t)pairs, 2 * sizeof *plan->rope_factors);

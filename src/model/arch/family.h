@@ -57,6 +57,7 @@ typedef enum mhai_weight_form {
     MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
     MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
+    MHAI_ZEROS,        /* in no file: 0 */
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
@@ -90,6 +91,7 @@ typedef struct mhai_weight_name {
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
+    int64_t bins;           /* of an encoder of audio: num_mel_bins */
     bool sinusoids;         /* a file without that table implies sines, followed by cosines */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* owns the array of desc.layers */
@@ -146,11 +148,14 @@ typedef struct mhai_family {
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
     const mhai_rope_kind *ropes;   /* NULL, or two in its place, with an object for each type of
                                     * layers in rope_parameters: without a window and with one */
-    bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
+    bool partial; /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
-    bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
-    bool mxfp4;     /* experts may be in blocks of MXFP4, as quantization_config then says */
-    bool lengths;   /* the rotation may depend on the length of a text (longrope) */
+    bool even;    /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
+    bool mxfp4;   /* experts may be in blocks of MXFP4, as quantization_config then says */
+    bool lengths; /* the rotation may depend on the length of a text (longrope), as in Phi 3 */
+    /* longrope: likewise, where the length is max_position_embeddings by default and other types
+     * have their own meaning */
+    bool longrope;
     bool both_ways; /* read() reads use_bidirectional_attention */
     bool may_tie;   /* whether the output is the token table depends on the weights */
     bool tied;      /* the output is the token table unless config.json says otherwise */
@@ -174,7 +179,7 @@ typedef struct mhai_family {
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
     X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
     X(cohere) X(cohere2)                                                                          \
-    X(bart) X(marian) X(t5) X(mt5)                                                                             \
+    X(bart) X(marian) X(t5) X(mt5) X(whisper)                                                                             \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
     X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu)                           \

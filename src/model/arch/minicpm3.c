@@ -37,6 +37,7 @@ const mhai_family mhai_family_minicpm3 = {.model_type = "minicpm3",
                                           MHAI_LATENT_FILES(names),
                                           .epsilon = 1e-5,
                                           .tied = true,
+                                          .longrope = true,
                                           .read = read_minicpm3};
 
 const mhai_family mhai_family_youtu = {

@@ -1,0 +1,94 @@
+/* Whisper: an encoder of audio and a decoder in one folder, pre-norm with layer norms; keys have no
+ * bias. ears.c has the convolutions before the encoder's layers. Like transformers, ignores
+ * scale_embedding. */
+#include "io/file.h"
+#include "model/arch/family.h"
+
+#define TOWER_NAMES(tower)                                                                    \
+    MHAI_NAME("embed_tokens", "decoder.embed_tokens"),                                        \
+        {"self_attn.k_proj.bias", "", MHAI_ZEROS, 0},                                         \
+        MHAI_NAME("self_attn.o_proj", "self_attn.out_proj"),                                  \
+        MHAI_NAME("self_attn_norm", "self_attn_layer_norm"), MHAI_NAME("mlp.up_proj", "fc1"), \
+        MHAI_NAME("mlp.down_proj", "fc2"), MHAI_NAME("mlp_norm", "final_layer_norm"),         \
+        MHAI_NAME("norm", tower ".layer_norm")
+
+static const mhai_weight_name encoder_names[] = {TOWER_NAMES("encoder"), MHAI_NAME(NULL, NULL)};
+static const mhai_weight_name decoder_names[] = {
+    TOWER_NAMES("decoder"),
+    MHAI_NAME("embed_positions", "decoder.embed_positions"),
+    {"cross_attn.k_proj.bias", "", MHAI_ZEROS, 0},
+    MHAI_NAME("cross_attn.q_proj", "encoder_attn.q_proj"),
+    MHAI_NAME("cross_attn.k_proj", "encoder_attn.k_proj"),
+    MHAI_NAME("cross_attn.v_proj", "encoder_attn.v_proj"),
+    MHAI_NAME("cross_attn.o_proj", "encoder_attn.out_proj"),
+    MHAI_NAME("cross_attn_norm", "encoder_attn_layer_norm"),
+    MHAI_NAME("lm_head", "proj_out"),
+    MHAI_NAME(NULL, NULL)};
+
+static const mhai_shape_keys keys = {"d_model", "encoder_layers",      "encoder_attention_heads",
+                                     NULL,      "num_key_value_heads", "is_decoder"};
+
+static mha_status read_tower(const mhai_config *config, const mhai_family *family,
+                             mhai_family_plan *plan)
+{
+    static const char *const acts[] = {"gelu"}, *const refused[] = {"is_decoder", NULL};
+    mha_transformer_desc *d = &plan->desc;
+    int unused;
+    MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(mhai_read_sizes(config, family, "encoder_ffn_dim", d));
+    MHA_TRY(mhai_config_choice(config, "activation_function", acts[0], acts, 1, &unused));
+    d->norm = MHA_NORM_LAYER;
+    d->feed_forward = MHA_FEED_FORWARD_GELU;
+    d->flags = MHA_TRANSFORMER_BIAS;
+    return MHA_OK;
+}
+
+static mha_status read_whisper_encoder(const mhai_config *config, mhai_family_plan *plan)
+{
+    MHA_TRY(read_tower(config, mhai_family_whisper.encoder, plan));
+    MHA_TRY(mhai_config_count(config, "num_mel_bins", 1, 256, &plan->bins));
+    MHA_TRY(mhai_config_count(config, "max_source_positions", 1, MHAI_MOST_POSITIONS,
+                              &plan->desc.max_length));
+    plan->desc.flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    return MHA_OK;
+}
+
+static mha_status read_whisper(const mhai_config *config, mhai_family_plan *plan)
+{
+    mha_transformer_desc *d = &plan->desc;
+    bool tied;
+    MHA_TRY(read_tower(config, &mhai_family_whisper, plan));
+    MHA_TRY(mhai_config_count(config, "decoder_layers", 1, MHAI_MOST_LAYERS, &d->num_layers));
+    MHA_TRY(
+        mhai_config_count(config, "decoder_attention_heads", 1, MHAI_MOST_WIDTH, &d->num_heads));
+    MHA_TRY(mhai_config_count(config, "decoder_ffn_dim", 1, MHAI_MOST_WIDTH, &d->ff_dim));
+    MHA_TRY(
+        mhai_config_count(config, "max_target_positions", 1, MHAI_MOST_POSITIONS, &d->max_length));
+    MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", true, &tied));
+    if (d->embed_dim % d->num_heads != 0)
+        return mhai_config_fail(MHA_ERR_MODEL, config, "decoder_attention_heads",
+                                "is %lld, which does not divide d_model %lld",
+                                (long long)d->num_heads, (long long)d->embed_dim);
+    d->positions = MHA_ENCODING_LEARNED;
+    d->flags |= MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS | (tied ? MHA_TRANSFORMER_TIED : 0);
+    return MHA_OK;
+}
+
+static const mhai_family whisper_encoder = {.model_type = "whisper",
+                                            .towers = true,
+                                            .keys = &keys,
+                                            .shape = MHA_MODEL_SHAPE_OUT_BIAS,
+                                            .layers = "encoder.layers.",
+                                            .prefix = "model.",
+                                            .names = encoder_names,
+                                            .read = read_whisper_encoder};
+
+const mhai_family mhai_family_whisper = {.model_type = "whisper",
+                                         .encoder = &whisper_encoder,
+                                         .towers = true,
+                                         .keys = &keys,
+                                         .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_OUT_BIAS,
+                                         .layers = "decoder.layers.",
+                                         .prefix = "model.",
+                                         .names = decoder_names,
+                                         .read = read_whisper};
