@@ -43,6 +43,7 @@ want_build() {
     want_module libpcre2-8 libpcre2-dev
     want_module cairo-pdf libcairo2-dev
     want_module libpng libpng-dev
+    want_module libjpeg libjpeg62-turbo-dev
     want_module freetype2 libfreetype-dev
     want_module lapacke liblapacke-dev
     want_command mpicc libopenmpi-dev

@@ -44,11 +44,12 @@ set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
 add_custom_command(OUTPUT ${page_source}
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${page_source} -DHEADER=render/html.h
-    "-DASSETS=template=${page}/report.html,${report_asset_list},${live_asset_list},heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
+    "-DASSETS=template=${page}/report.html,${report_asset_list},${live_asset_list},heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list},picture_template=${page}/picture.html,picture_style=${page}/picture.css,picture_script=${page}/picture.js"
     -P ${page_embed}
   DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts} ${live_files}
     ${page}/strings/en.js ${translations}
     ${page}/heads.html ${page}/heads.css ${heads_scripts}
+    ${page}/picture.html ${page}/picture.css ${page}/picture.js
   COMMENT "Embedding the report's page" VERBATIM)
 
 mha_library(multihead_render SOURCES ${render_sources} ${page_source}

@@ -10,8 +10,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "question", "study", "trial"}
-RENDER = {"render", "render_heads", "render_live"}
+MODEL = {"gguf", "image", "io", "tokenizer", "model", "state", "checkpoint", "question", "study", "trial"}
+RENDER = {"render", "render_heads", "render_live", "render_picture"}
 SHOW = {"show", "live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
@@ -39,6 +39,7 @@ ALLOWED = {
                          "backward", "cache", "position", "recurrent", "transport", "base",
                          "component"}),
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),
+    "src/image": ({"image"}, {"image", "io", "base", "component"}),
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
     "src/render": ({"render"}, RENDER | {"base", "component", "json", "sink"}),
@@ -46,7 +47,7 @@ ALLOWED = {
     "src/circuits": ({"circuits"}, {"circuits", "base", "component", "transformer", "nn", "position"}),
     "src/mpi": ({"mpi"}, {"mpi", "transport", "base", "component"}),
     "src/study": ({"study"}, PUBLIC | MODEL),
-    "src/model": ({"model", "io", "tokenizer"}, PUBLIC | MODEL),
+    "src/model": ({"model", "image", "io", "tokenizer"}, PUBLIC | MODEL),
     "examples": (set(), PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI),
     "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI),
     "tests/support": ({"support"}, PUBLIC),

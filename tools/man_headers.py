@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "site"))
 import headers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIBRARIES = {"render": "multihead-render", "render_heads": "multihead-render", "show": "multihead-show", "live": "multihead-show", "circuits": "multihead-circuits",
+LIBRARIES = {"render": "multihead-render", "render_heads": "multihead-render", "render_picture": "multihead-render", "image": "multihead-model", "show": "multihead-show", "live": "multihead-show", "circuits": "multihead-circuits",
              "mpi": "multihead-mpi",
              **dict.fromkeys(("checkpoint", "gguf", "io", "model", "state", "question", "study", "tokenizer", "trial"),
                              "multihead-model")}

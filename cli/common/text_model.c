@@ -50,9 +50,14 @@ ARENA_RELEASE(destroy_model, mha_model_destroy)
 
 cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_model *model)
 {
-    const mha_model_options how = {.struct_size = sizeof how,
-                                   .flags = spread ? 0 : MHA_MODEL_UNDIVIDED,
-                                   .transport = ranks_together()};
+    return text_model_open_for(folder, threads, spread ? 0 : MHA_MODEL_UNDIVIDED, model);
+}
+
+cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags, text_model *model)
+{
+    const bool spread = !(flags & MHA_MODEL_UNDIVIDED);
+    const mha_model_options how = {
+        .struct_size = sizeof how, .flags = flags, .transport = ranks_together()};
     *model = (text_model){.folder = folder, .ranks = spread ? how.transport : NULL};
     CLI_TRY(maps_name_of_path(folder, &model->name));
     CLI_TRY(context_make(MHA_ISA_AUTO, threads, &model->context));

@@ -89,6 +89,17 @@ static const args_option option_table[] = {
     NUMBER("max-tokens", max_tokens, 3, INT64_C(1) << 40,
            "reject longer texts; default: the model's limit"),
     FLAG(0, "truncate", truncate, 1, "truncate longer texts instead, and report by how much"),
+    ROW_HEADING("An image instead of a text"),
+    TEXT("image", image, "FILE",
+         "read a PNG or JPEG file, for a vision transformer;\n"
+         "maps are drawn over the image",
+         .excludes = "--attention --contrast --from --desk --neurons --hide --experts --text-file "
+                     "--example --max-tokens --truncate"),
+    TEXT("query", query, "TOKEN",
+         "draw the weights of this token: CLS (default), REG0 or\n"
+         "ROW,COLUMN of a patch; mean: of all patches (default\n"
+         "without CLS). The report has all",
+         .needs = "--image FILE"),
     ROW_HEADING("Weights from an array, without a model"),
     TEXT("attention", attention, "FILE.npy",
          "read weights of shape [T,S], [H,T,S] or [L,H,T,S],\nfloat16, 32 or 64",
@@ -130,6 +141,7 @@ static const args_option option_table[] = {
 
 const args_page view_page = {
     .usage = "view [options] MODEL \"text\" [\"second text\"]\n"
+             "view [options] --image FILE MODEL\n"
              "view [options] --attention MAPS.npy --tokens FILE",
     .examples = "multihead view MODEL \"The cat sat on the mat\"\n"
                 "multihead view MODEL --example animal --head L3H7\n"
@@ -138,6 +150,7 @@ const args_page view_page = {
                 "multihead view MODEL \"It was too tired.\" --contrast \"It was too wide.\"\n"
                 "multihead view MODEL --example animal --from it --to animal\n"
                 "multihead view MODEL --text-file letter.txt --json - | jq .tokens\n"
+                "multihead view VIT --image photo.jpg --layer 11 -o maps.html\n"
                 "multihead view --attention maps.npy --tokens tokens.txt --cmap blues",
     .notes = "MODEL is a Hugging Face folder (config.json, model.safetensors, vocab.txt or\n"
              "tokenizer.json), a GGUF file, or a folder written by 'multihead train -o'. Rows\n"
@@ -166,6 +179,9 @@ static cli_exit check_texts(const view_options *options)
                                            : NULL;
     if (!options->model || !*options->model)
         return cli_fail(CLI_USAGE, "MODEL is missing: multihead view MODEL \"text\"");
+    if (options->image && texts > 0)
+        return cli_fail(CLI_USAGE, "--image takes no text: omit '%s'", options->texts.items[0]);
+    if (options->image) return CLI_OK;
     if (texts == 0)
         return cli_fail(CLI_USAGE,
                         "the text is missing: multihead view %s \"text\", or "
@@ -273,6 +289,7 @@ static cli_exit view(const view_options *options)
     mha_cards *cards = NULL;
     text_model model = {0};
     view_options drawn = *options;
+    if (options->image) return view_image(options);
     CLI_TRY(maps_new(&maps));
     CLI_TRY(options->attention  ? view_array_maps(options, maps)
             : options->contrast ? view_contrast_maps(options, &model, maps)

@@ -24,6 +24,7 @@ typedef struct view_options {
     args_texts texts; /* the two texts, without the model; pointers into the command line */
     const char *model;
     const char *example, *text_file;
+    const char *image, *query;                   /* a file, and a token of it */
     const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
     args_texts layers, heads, hide;
     const char *html, *svg, *png, *pdf, *json, *npy; /* outputs */
@@ -66,6 +67,9 @@ cli_exit view_name_source(const text_model *model, mha_maps *maps);
 /* Read --example, --text-file or the command line into maps->text. */
 cli_exit view_take_texts(const view_options *options, mha_maps *maps);
 
+/* Draw the maps of --image. */
+cli_exit view_image(const view_options *options);
+
 /* Subtract the maps of --contrast, token by token. */
 cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_maps *maps);
 
@@ -96,6 +100,10 @@ cli_exit view_check_picks(const view_options *options, const mha_maps *maps);
 
 /* Write all requested files, with a line on stderr for each. */
 cli_exit view_write_files(const view_options *options, const mha_maps *maps);
+
+/* The same for an image, whose show has the figure and the page. */
+cli_exit view_write_image(const view_options *options, const mha_maps *maps,
+                          const mha_picture_show *show);
 
 /* Select the heads of a figure that fit a terminal of this width: the strongest link of each
  * layer. */

@@ -47,12 +47,14 @@ typedef struct output_job {
     const view_options *options;
     const mha_maps *maps;
     const mha_show *show; /* NULL for data */
+    const mha_picture_show *image;
 } output_job;
 
 /* Draw a report with its texts next to the maps. */
 static mha_status draw_html(const void *user, const mha_sink *sink)
 {
     const output_job *job = user;
+    if (job->image) return mha_render_picture_page(&job->image->page, sink);
     const view_extra *extra = job->options->extra;
     mha_report report = job->show->report;
     mha_column columns[MHA_ANSWER_MEASURES];
@@ -155,10 +157,12 @@ static cli_exit draw(const output_job *job, int i)
     const char *path = path_of(job->options, i), *folder = job->options->folder;
     mha_show *show = NULL;
     if (!outputs[i].draw) return write_npy(job->maps, path);
-    if (outputs[i].kind != DATA) CLI_TRY(view_show(job->options, job->maps, NULL, &show));
+    if (outputs[i].kind != DATA && !job->image)
+        CLI_TRY(view_show(job->options, job->maps, NULL, &show));
     output_job drawn = *job;
     drawn.show = show;
-    const void *what = outputs[i].kind == PICTURE ? (const void *)&show->figure : &drawn;
+    const mha_figure *figure = job->image ? &job->image->figure : show ? &show->figure : NULL;
+    const void *what = outputs[i].kind == PICTURE ? (const void *)figure : &drawn;
     return cli_check(folder ? files_draw_in(folder, path, outputs[i].draw, what)
                             : files_draw(path, outputs[i].draw, what));
 }
@@ -187,7 +191,13 @@ static cli_exit write_one(const output_job *job, int i)
 
 cli_exit view_write_files(const view_options *options, const mha_maps *maps)
 {
-    const output_job job = {.options = options, .maps = maps};
+    return view_write_image(options, maps, NULL);
+}
+
+cli_exit view_write_image(const view_options *options, const mha_maps *maps,
+                          const mha_picture_show *show)
+{
+    const output_job job = {.options = options, .maps = maps, .image = show};
     CLI_TRY(view_check_picks(options, maps));
     for (int i = 0; i < OUTPUT_COUNT; i++)
         if (path_of(options, i)) CLI_TRY(write_one(&job, i));

@@ -39,8 +39,9 @@ typedef enum mha_activation {
     MHA_ACTIVATION_RELU = 2,
     /* x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2 (Hendrycks, Gimpel 2016, section 2) */
     MHA_ACTIVATION_GELU_TANH = 3,
-    MHA_ACTIVATION_RELU2 = 4, /* max(x, 0)^2 (So et al. 2021) */
-    MHA_ACTIVATION_SILU = 5   /* x / (1 + exp(-x)), also called swish */
+    MHA_ACTIVATION_RELU2 = 4,     /* max(x, 0)^2 (So et al. 2021) */
+    MHA_ACTIVATION_SILU = 5,      /* x / (1 + exp(-x)), also called swish */
+    MHA_ACTIVATION_QUICK_GELU = 6 /* x sigmoid(1.702 x) (Hendrycks, Gimpel 2016, section 2) */
 } mha_activation;
 
 /**
@@ -160,7 +161,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_backward(mha_context *context,
  *          MHA_ERR_OVERLAP.
  * Threads  one call per context.
  * Accuracy GELU: |y - exact| <= 5 u |x|. GELU_TANH, with z = 1.6 x + 0.0714 x^3: |y - exact| <=
- *          (6 |z| sigmoid(-z) + 7) u |y| + 2^-125 |x|.
+ *          (6 |z| sigmoid(-z) + 7) u |y| + 2^-125 |x|. QUICK_GELU: |y - exact| <= u |y|, computed in
+ *          double.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_activation_forward(mha_context *context,

@@ -163,6 +163,10 @@ typedef struct mha_figure {
     const char *font_file; /* PNG, PDF: a font file; NULL: $MHA_FONT, then DejaVu Sans and others */
     const char *value_name; /* the quantity in the cells, written at the colour bar: "weight"; NULL:
                                none */
+    /* [rows zoom, cols zoom, 3] an image under the cells of every panel, which then are tints of 55 %
+     * (SVG, PNG, PDF); NULL: none */
+    const uint8_t *backdrop;
+    int64_t backdrop_zoom;
 } mha_figure;
 
 /* The ends of a colour bar, and whether any value lies beyond them. */

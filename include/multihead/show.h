@@ -21,6 +21,7 @@
 
 #include <multihead/maps.h>
 #include <multihead/render.h>
+#include <multihead/render_picture.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,8 +67,9 @@ enum {
     MHA_SHOW_RENORMALISE = 1 << 1, /* if tokens are hidden, rescale each row to sum to 1 */
     MHA_SHOW_SCALE = 1 << 2, /* use scale; otherwise linear, or square root above 64 columns */
     MHA_SHOW_FIRST_PANEL =
-        1 << 3,                  /* open the report on first_panel; otherwise the strongest link */
-    MHA_SHOW_FIRST_CELL = 1 << 4 /* select the cell first_row, first_col in that panel */
+        1 << 3,                   /* open the report on first_panel; otherwise the strongest link */
+    MHA_SHOW_FIRST_CELL = 1 << 4, /* select the cell first_row, first_col in that panel */
+    MHA_SHOW_MEAN = 1 << 5        /* of an image: query -1 is the mean of all patches */
 };
 
 typedef struct mha_show_options {
@@ -118,6 +120,34 @@ MHA_API MHA_NODISCARD mha_status mha_show_make(const mha_maps *maps,
  */
 MHA_API MHA_NODISCARD mha_status mha_show_desk(const mha_desk *desk, const mha_maps *source,
                                                const mha_show_options *options, mha_show *show);
+
+/* Maps over an image. */
+typedef struct mha_picture_show {
+    mha_figure figure; /* the weights of one query on patches, over the image, for each head */
+    mha_picture_page
+        page; /* all queries, with the measures of grid.h and, if all heads have maps, the
+                              rollout (mha_rollout_step()) up to each layer */
+    mha_room memory;
+} mha_picture_show;
+
+/**
+ * Make the figure and the page of maps of an image (mha_tokens.picture).
+ *
+ *   query   a token; -1: CLS, or the mean of all patches if the model has none, or with MHA_SHOW_MEAN
+ *
+ * Of the options, only those for colours, scale, range and remark apply. options may be NULL.
+ *
+ * Memory   the caller frees *show with mha_picture_show_free(); until then it borrows maps and options.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, query); MHA_ERR_UNSUPPORTED (flags; maps of a
+ *          text or of blocks); MHA_ERR_NOMEM. There is then nothing to free.
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_picture_show_make(mha_context *context, const mha_maps *maps,
+                                                       const mha_show_options *options,
+                                                       int64_t query, mha_picture_show *show);
+
+/** Free and clear a show; NULL is allowed. Memory frees all. Errors none. Threads any. Since 0.1 */
+MHA_API void mha_picture_show_free(mha_picture_show *show);
 
 /** The block size (mha_maps.cell) for maps of this many heads and tokens: 1 if the full maps take at
  * most 256 MB, otherwise the smallest blocks that a report of 10 MB can hold. Memory none. Errors none.

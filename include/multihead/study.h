@@ -28,6 +28,7 @@
 
 #include <multihead/head_corpus.h>
 #include <multihead/head_pass.h>
+#include <multihead/image.h>
 #include <multihead/model.h>
 #include <multihead/sink.h>
 #include <multihead/transport.h>
@@ -76,6 +77,7 @@ typedef struct mha_tokens {
     const char **labels;  /* [T] mha_token_label(); NULL with MHA_TOKENS_PLAIN */
     int64_t dropped[2];   /* tokens truncated from the text and from the pair */
     void *memory;         /* the block that holds all arrays, for mha_tokens_free() */
+    mha_picture *picture; /* of an image; NULL: a text */
 } mha_tokens;
 
 /**
@@ -100,6 +102,18 @@ MHA_API MHA_NODISCARD mha_status mha_tokens_read(const mha_model *model,
                                                  const mha_tokens_options *options,
                                                  const char *text, size_t bytes, const char *pair,
                                                  size_t pair_bytes, mha_tokens *tokens);
+
+/**
+ * Make the tokens of an image (mha_model_read_image()): CLS and registers, if the model has them, and one
+ * for each patch, in rows from the top. Labels are "[CLS]", "[REG0]" and "2,5" (row and column, from 0).
+ *
+ * Memory   borrows the image for the call; the caller frees the arrays, and tokens->picture, with
+ *          mha_tokens_free().
+ * Errors   those of mha_model_read_image(). *tokens is then unchanged.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_tokens_read_image(const mha_model *model,
+                                                       const mha_image *image, mha_tokens *tokens);
 
 /** Free the arrays and clear the struct, except for struct_size. NULL and a zeroed struct are allowed.
  * Memory frees them. Errors none. Threads any. Since 0.1 */

@@ -1,7 +1,7 @@
 /* multihead: a whole transformer, forward and backward: embeddings, blocks of attention and
  * feed-forward layers with residual connections, and an output over the vocabulary.
  *
- *   x = embed_scale tokens_table[token] (+ positions) (+ types_table[type])     [B,T,E]
+ *   x = embed_scale tokens_table[token] (+ positions) (+ types_table[type]) (+ W_features f)  [B,T,E]
  *   each layer:   x = x + attention(norm(x))                        pre-norm
  *                (x = x + attention(norm(x), memory))               with cross-attention
  *                 x = x + feed_forward(norm(x))
@@ -83,10 +83,12 @@ typedef enum mha_feed_forward {
     /* gated, (clip(W_up x, -7, 7) + 1) g sigmoid(1.702 g) with g = min(W_gate x, 7) (gpt-oss). Forward
      * calls and decoders only */
     MHA_FEED_FORWARD_SWIGLU_CLAMPED = 7,
-    MHA_FEED_FORWARD_SILU = 8 /* MHA_ACTIVATION_SILU (Marian) */
+    MHA_FEED_FORWARD_SILU = 8,      /* MHA_ACTIVATION_SILU (Marian) */
+    MHA_FEED_FORWARD_QUICK_GELU = 9 /* MHA_ACTIVATION_QUICK_GELU (CLIP) */
 } mha_feed_forward;
-#define MHA_FEED_FORWARD_NAMES \
-    "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped", "silu"
+#define MHA_FEED_FORWARD_NAMES                                                               \
+    "gelu", "relu", "swiglu", "gelu_tanh", "geglu", "geglu_tanh", "relu2", "swiglu_clamped", \
+        "silu", "quick_gelu"
 
 /** Whether a feed-forward layer has W_gate. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_feed_forward_gated(mha_feed_forward kind);
@@ -334,6 +336,15 @@ typedef struct mha_transformer_desc {
      * x = W_p norm(embedding) + b (ALBERT); b exists with MHA_TRANSFORMER_BIAS. Not with
      * MHA_TRANSFORMER_TIED and sinusoidal positions */
     int64_t token_dim;
+    /* The width of the features that tokens bring, such as the pixels of a patch (ViT): W_features
+     * times a token's row of mha_transformer_input.features is added to its embedding, and the sum
+     * is rounded once. 0: none */
+    int64_t feature_dim;
+    /* With MHA_ENCODING_ROTARY, rotations by the places of patches (DINOv3). The first grid_first tokens
+     * do not turn; the others lie in rows of grid_cols. With R rotated elements, pair i < R / 4 turns by
+     * 2 pi y f_i and pair R / 4 + i by 2 pi x f_i, f_i = rope_base^(-4 i / R), y = (2 r + 1) / grid_rows -
+     * 1 in row r, x likewise in its column. Together they are max_length tokens. 0: turns by position */
+    int64_t grid_rows, grid_cols, grid_first;
 } mha_transformer_desc;
 
 /** The phrase of the first layer for which `of`, one of the three functions above, has one; NULL:
@@ -546,7 +557,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  * Parameter number index, in the order of the flat array:
  *
  *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E], or one row more (padding)
- *   embed_types.weight [type_count,E]         embed_norm.weight .bias
+ *   embed_types.weight [type_count,E]         embed_features.weight [token_dim,feature_dim]
+ *   embed_norm.weight .bias
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
  *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc; [H D] and
@@ -700,6 +712,9 @@ typedef struct mha_transformer_input {
      * bit-identical to running all layers. Forward calls only */
     int64_t first_layer;
     const mha_tensor *stream; /* f32 [B,T,E] in, last axis contiguous; NULL: the embeddings */
+    /* f32 [B,T,feature_dim] in, sequences without gaps between them. Required with feature_dim unless
+     * `stream` is set */
+    const mha_tensor *features;
 } mha_transformer_input;
 
 /**

@@ -15,6 +15,11 @@ double mhai_log(double x);   /* 0.55 */
 double mhai_log1p(double x); /* 0.55 */
 double mhai_tanh(double x);  /* 0.6 */
 
+static inline double mhai_sigmoid(double x)
+{
+    return 1 / (1 + mhai_exp(-x));
+}
+
 /* An unevaluated sum of two numbers. The second is at most half an ulp of the first. */
 typedef struct mhai_two {
     double high, low;

@@ -177,12 +177,16 @@ static const char *remedy(const loading *l)
 
 static mha_status check_numbers(const loading *l)
 {
+    const mhai_picture *picture = &l->plan.picture;
     double described = numbers_described(&l->plan.desc, l->family->shared);
     const mhai_weights *weights = &l->stored->weights;
     if (l->plan.sinusoids)
         described -= (double)l->plan.desc.max_length * (double)l->plan.desc.embed_dim;
     mha_tensor tensor;
     double held = 0;
+    if (picture->patch > 0) /* their tables are made from smaller or larger ones */
+        described -= (double)(l->plan.desc.max_length + l->plan.desc.vocab_size) *
+                     (double)l->plan.desc.embed_dim;
     int64_t unread = -1; /* a tensor of an unsupported type, unless ignored */
     for (int64_t i = 0; i < weights->count; i++) {
         double count = 1;
@@ -221,8 +225,11 @@ static const mhai_weight_name *row_of(const loading *l, const char *ours,
 static mha_status check_embeddings(loading *l)
 {
     char name[MHAI_WEIGHT_NAME];
-    const int64_t shape[2] = {l->plan.desc.vocab_size, width_of_tables(&l->plan.desc)};
-    const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
+    const int64_t patch = l->plan.picture.patch, E = width_of_tables(&l->plan.desc);
+    const mha_tensor table = patch > 0
+                                 ? (mha_tensor){.ndim = 4, .shape = {E, 3, patch, patch}}
+                                 : (mha_tensor){.ndim = 2, .shape = {l->plan.desc.vocab_size, E}};
+    const char *ours = patch > 0 ? "embed_features.weight" : "embed_tokens.weight";
     const struct {
         const char *inner, *outer;
     } prefixes[] = {{"model.language_model.", ""},
@@ -234,7 +241,7 @@ static mha_status check_embeddings(loading *l)
         if (!prefixes[i].inner) continue;
         l->stored->weights.prefix = prefixes[i].inner;
         l->stored->weights.outer = prefixes[i].outer;
-        row_of(l, "embed_tokens.weight", name);
+        row_of(l, ours, name);
         const int64_t at = mhai_weights_find(&l->stored->weights, name);
         if (at >= 0 && strcmp(mhai_weights_name(&l->stored->weights, at), name) != 0) break;
     }
@@ -245,6 +252,7 @@ static mha_status check_embeddings(loading *l)
 static void use(loading *l, const char *name)
 {
     const int64_t index = mhai_weights_find(&l->stored->weights, name);
+    if (index < 0) return; /* a part of a table that a family may lack */
     const int64_t scales = mhai_weights_scales(&l->stored->weights, index);
     l->used[index] = true;
     if (scales >= 0) l->used[scales] = true;
@@ -308,6 +316,7 @@ static mha_status find_weights(loading *l)
     const int64_t count = mha_transformer_parameters(l->made);
     mha_transformer_desc d;
     mha_transformer_describe(l->made, &d);
+    l->stored->count = count;
     l->stored->parameters = calloc((size_t)count, sizeof *l->stored->parameters);
     if (!l->stored->parameters)
         return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
@@ -498,10 +507,22 @@ static mha_status read_quantization(const mhai_config *config, const mhai_config
     return mhai_quantization_read(from, q);
 }
 
+/* The size of images determines the number of tokens. */
+static mha_status read_picture(loading *l, const char *folder)
+{
+    mhai_picture *p = &l->plan.picture;
+    MHA_TRY(mhai_picture_read(folder, p));
+    l->plan.desc.max_length = p->first + p->rows * p->cols;
+    if (l->plan.desc.grid_rows == 0) return MHA_OK;
+    l->plan.desc.grid_rows = p->rows;
+    l->plan.desc.grid_cols = p->cols;
+    return MHA_OK;
+}
+
 static mha_status load_plan(loading *l, const mhai_config *config, const char *folder)
 {
     mhai_config text = *config;
-    MHA_TRY(mhai_family_find(config, &l->listed));
+    MHA_TRY(mhai_family_find(config, l->how->flags & MHA_MODEL_IMAGES, &l->listed));
     if (l->encoder && !l->listed->encoder)
         return mhai_path_fail(MHA_ERR_FILE, folder,
                               "has no folder 'encoder', and a %s has no encoder of its own",
@@ -518,6 +539,7 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     l->family = l->gguf ? &l->renamed : l->listed;
     MHA_TRY(read_quantization(config, &text, l->listed, &l->plan.quantization));
     mha_status status = mhai_checkpoint_read_plan(&text, l->listed, &l->plan);
+    if (status == MHA_OK && l->plan.picture.patch > 0) status = read_picture(l, folder);
     if (status == MHA_OK) status = load_files(l, folder);
     mhai_checkpoint_free_plan(&l->plan);
     return status;
@@ -558,7 +580,8 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.ears};
+        *loaded =
+            (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.ears, l.plan.picture};
     else {
         mha_transformer_destroy(l.made);
         free(l.ends.ids);

@@ -154,6 +154,7 @@ static mha_status add_part(mha_context *context, const char *path, bool tokens,
 {
     if (mhai_model_is_gguf(path)) return add_gguf(context, path, digests);
     MHA_TRY(add_files(context, path, mhai_configuration_files, &digests->configuration));
+    MHA_TRY(add_files(context, path, mhai_image_files, &digests->configuration));
     MHA_TRY(add_weights(context, path, &digests->weights));
     return tokens ? add_files(context, path, mhai_tokenizer_files, &digests->tokenizer) : MHA_OK;
 }

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 const char *const mhai_configuration_files[] = {"config.json", "generation_config.json", NULL};
+const char *const mhai_image_files[] = {"preprocessor_config.json", NULL};
 
 char *mhai_model_join(const char *folder, const char *name)
 {
@@ -165,6 +166,7 @@ mha_status mha_model_files(const char *folder, each_file *each, void *user)
     MHA_NEED("mha_model_files", folder, each);
     if (mhai_model_is_gguf(folder)) return each_gguf(folder, each, user);
     MHA_TRY(each_of(folder, mhai_configuration_files, each, user));
+    MHA_TRY(each_of(folder, mhai_image_files, each, user));
     MHA_TRY(each_of(folder, mhai_tokenizer_files, each, user));
     return each_weights(folder, each, user);
 }

@@ -7,8 +7,8 @@
 
 #include <multihead/tokenizer.h>
 
-/* Names of the configuration files, ended by NULL. */
-extern const char *const mhai_configuration_files[];
+/* Names of the configuration files, and of those of image processors, ended by NULL. */
+extern const char *const mhai_configuration_files[], *const mhai_image_files[];
 
 /* Return folder/name, which the caller frees; NULL: out of memory. */
 char *mhai_model_join(const char *folder, const char *name);
@@ -35,6 +35,7 @@ typedef struct mhai_loaded {
     mhai_ends ends; /* not those of the tokenizer; the caller frees its ids */
     mhai_begins begins;     /* of a decoder in a folder with two towers; likewise */
     struct mhai_ears *ears; /* of an encoder of audio; the caller destroys it */
+    mhai_picture picture;
 } mhai_loaded;
 
 /* Load the transformer of a folder or a GGUF file. encoder: that of the encoder of a folder with two

@@ -3,6 +3,7 @@
 #define MHAI_MODEL_H
 
 #include "model/ends.h"
+#include "model/picture.h"
 
 #include <multihead/checkpoint.h>
 #include <multihead/model.h>
@@ -14,6 +15,7 @@ struct mha_model {
     mha_tokenizer *tokenizer; /* at most one is set; both are NULL if loaded without a tokenizer */
     mha_vocabulary *vocabulary;
     mhai_ends ends;
+    mhai_picture picture;
     mhai_begins begins;
     struct mhai_ears *ears; /* of an encoder of audio; otherwise NULL */
     bool towers;            /* the folder also has an encoder */

@@ -20,6 +20,7 @@ typedef struct model_call {
     int64_t B, T;
     const int32_t *ids, *type_ids; /* [B,T]; type_ids may be NULL */
     const int64_t *lengths;        /* [B], may be NULL */
+    const float *features;         /* [B,T,F], may be NULL */
     mha_model_outputs want;
 } model_call;
 
@@ -328,12 +329,19 @@ static mha_status run(const model_call *p)
     mha_transformer_describe(p->model->transformer, &d);
     const mha_tensor tokens = view_numbers(p, p->ids), types = view_numbers(p, p->type_ids);
     union {
+        const float *in;
+        void *out;
+    } rows = {p->features};
+    const mha_tensor features =
+        mha_tensor_contiguous(rows.out, MHA_F32, 3, (const int64_t[]){p->B, p->T, d.feature_dim});
+    union {
         const model_call *in;
         void *out;
     } user = {p};
     mha_transformer_input input = {.struct_size = sizeof input,
                                    .tokens = &tokens,
                                    .token_types = p->type_ids && d.type_count ? &types : NULL,
+                                   .features = p->features ? &features : NULL,
                                    .last_hidden = p->want.last_hidden,
                                    .after_layer = take_layer,
                                    .after_layer_user = user.out};
@@ -355,7 +363,8 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_model_forward: this encoder reads audio; call mha_model_hear()");
     model_call pass = {.context = context, .model = model};
-    MHA_TRY(mha_struct_read("mha_batch", &own, sizeof own, sizeof own, batch, batch->struct_size));
+    MHA_TRY(mha_struct_read("mha_batch", &own, sizeof own, offsetof(mha_batch, features), batch,
+                            batch->struct_size));
     MHA_TRY(mha_struct_read("mha_model_outputs", &pass.want, sizeof pass.want, sizeof pass.want,
                             outputs, outputs ? outputs->struct_size : 0));
     MHA_TRY(check_reserved("mha_batch", own.reserved));
@@ -366,6 +375,7 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
     pass.ids = own.ids;
     pass.type_ids = own.type_ids;
     pass.lengths = own.lengths;
+    pass.features = own.features;
     MHA_TRY(check_outputs(&model->info, &pass));
     if (pass.B * pass.T == 0) return MHA_OK;
     const mha_scratch_mark mark = mha_scratch_top(context);

@@ -60,10 +60,15 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
                                    .max_positions = d.max_length,
                                    .vocab_size = d.vocab_size,
                                    .type_vocab_size = loaded->types ? loaded->types : 1,
+                                   .patch_rows = loaded->picture.rows,
+                                   .patch_cols = loaded->picture.cols,
+                                   .patch_size = loaded->picture.patch,
+                                   .patch_first = loaded->picture.first,
                                    .parameters = mha_transformer_size(loaded->transformer)};
     model->transformer = loaded->transformer;
     model->towers = loaded->family->encoder;
     model->ends = loaded->ends;
+    model->picture = loaded->picture;
     model->begins = loaded->begins;
     model->ears = loaded->ears;
 }
@@ -88,7 +93,7 @@ static mha_status load_one(mha_context *context, const char *path, const mha_mod
     describe(&loaded, model);
     if (model->tokenizer)
         MHA_TRY(check_vocabulary(path, model));
-    else if (tokens && !mhai_model_is_gguf(path))
+    else if (tokens && !mhai_model_is_gguf(path) && model->picture.patch == 0)
         MHA_TRY(load_tokenizer(path, model));
     return add_end(model);
 }
@@ -183,7 +188,8 @@ static mha_status load(mha_context *context, const char *folder, const mha_model
 
 static mha_status check_options(const mha_model_options *own)
 {
-    if (own->flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY | MHA_MODEL_UNDIVIDED) ||
+    if (own->flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY | MHA_MODEL_UNDIVIDED |
+                                 MHA_MODEL_IMAGES) ||
         own->reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_model_options: flags 0x%x, reserved %u are unknown",

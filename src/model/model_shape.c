@@ -55,7 +55,7 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
 {
     const mhai_family *a = NULL;
     mhai_config text = *whole, *config = &text;
-    MHA_TRY(mhai_family_find(config, &a));
+    MHA_TRY(mhai_family_find(config, false, &a));
     MHA_TRY(mhai_family_enter(a, config));
     MHA_TRY(check_latent(config, a));
     const mhai_shape_keys *keys = a->keys;
@@ -78,7 +78,9 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
     if (a->bias_key) MHA_TRY(mhai_config_bool(config, a->bias_key, bias, &bias));
     shape->flags = a->bias_key ? (a->shape & MHA_MODEL_SHAPE_CAUSAL) |
                                      (bias ? MHA_MODEL_SHAPE_QKV_BIAS : 0) |
-                                     (bias && !a->biases_qkv ? MHA_MODEL_SHAPE_OUT_BIAS : 0)
+                                     (a->biases_qkv ? a->shape & MHA_MODEL_SHAPE_OUT_BIAS
+                                      : bias        ? MHA_MODEL_SHAPE_OUT_BIAS
+                                                    : 0)
                                : a->shape;
     bool decoder = false, both = false;
     if (a->both_ways)

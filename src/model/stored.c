@@ -1,7 +1,9 @@
 /* See stored.h. */
 #include "model/stored.h"
 
+#include "io/file.h"
 #include "io/gguf_blocks.h"
+#include "model/picture_weights.h"
 
 #include <multihead/component.h>
 #include <multihead/position.h>
@@ -112,6 +114,15 @@ static mha_status find_expert(const mhai_weights *weights, const mha_transformer
     return MHA_OK;
 }
 
+/* "encoder.layer.3.mlp.fc2.bias": "encoder.layer.3.layer_scale2.lambda1". False: no layer. */
+static bool name_scales(const mhai_weight_name *row, char name[MHAI_WEIGHT_NAME])
+{
+    char *at = strstr(name, row->theirs);
+    if (!at) return false;
+    snprintf(at, MHAI_WEIGHT_NAME - (size_t)(at - name), "layer_scale%d.lambda1", row->part);
+    return true;
+}
+
 /* Find a matrix that the file divides by heads. */
 static mha_status find_heads(const mhai_weights *weights, const mha_transformer_desc *d,
                              const mha_parameter *p, const char *name,
@@ -139,7 +150,7 @@ bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_
     else if (form == MHAI_EXPERT_MXFP4 && i == 1)
         memcpy(name + strlen(name) - strlen(blocks), scales, strlen(scales));
     else
-        return false;
+        return form == MHAI_LAYER_SCALED && i == 1 && name_scales(row, name);
     return true;
 }
 
@@ -193,6 +204,21 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         return find_heads(weights, d, p, name, stored);
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
+    if (form == MHAI_KEY_BIAS && plan->picture.no_key_bias) {
+        stored->made = calloc((size_t)p->count, sizeof *stored->made);
+        if (!stored->made) return MHA_NO_MEMORY("model");
+        stored->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)stored->made};
+        return mhai_weights_find(weights, name) < 0
+                   ? MHA_OK
+                   : mhai_path_fail(MHA_ERR_MODEL, weights->path,
+                                    "has weight '%s', but 'key_bias' of config.json is false",
+                                    name);
+    }
+    if (form == MHAI_SPECIAL_ROWS || form == MHAI_POSITION_ROWS) {
+        MHA_TRY(mhai_picture_table(weights, plan, p, form, name, &stored->made));
+        stored->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)stored->made};
+        return MHA_OK;
+    }
     if (form == MHAI_LAST_ROWS) {
         stored->first = plan->first_position;
         total += plan->first_position;
@@ -202,6 +228,17 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
     if (form == MHAI_ONE_ROW) expected = (mha_tensor){.ndim = 2, .shape = {1, total}};
     if (form == MHAI_CONVOLUTION)
         expected = (mha_tensor){.ndim = 3, .shape = {total, 1, stored->columns}};
+    if (form == MHAI_PATCHES)
+        expected =
+            (mha_tensor){.ndim = 4, .shape = {total, 3, plan->picture.patch, plan->picture.patch}};
+    if (form == MHAI_LAYER_SCALED) {
+        const mha_tensor scales = {.ndim = 1, .shape = {total}};
+        char other[MHAI_WEIGHT_NAME];
+        snprintf(other, sizeof other, "%s", name);
+        name_scales(row, other);
+        MHA_TRY(mhai_weights_check(weights, other, &scales, &index));
+        stored->further[0] = mhai_weights_elements(weights, index);
+    }
     if (stored->transposed) {
         expected.shape[0] = stored->columns;
         expected.shape[1] = total;
@@ -264,7 +301,7 @@ static void read_heads(const mhai_stored_parameter *p, int64_t row, int64_t rows
 static bool has_rows(const mhai_stored_parameter *p)
 {
     return !p->transposed && p->form != MHAI_PLUS_ONE && p->form != MHAI_MINUS_EXP &&
-           p->form != MHAI_CONVOLUTIONS && !p->from.exponents;
+           p->form != MHAI_CONVOLUTIONS && p->form != MHAI_LAYER_SCALED && !p->from.exponents;
 }
 
 /* Whether these rows of the file are also in the same order. */
@@ -318,6 +355,11 @@ void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_
         read_turned(p, row, rows, column, columns, to);
     else
         read_rows(p, row, rows, column, columns, to);
+    for (int64_t i = 0; p->form == MHAI_LAYER_SCALED && i < rows; i++) {
+        float scale;
+        mhai_elements_read(p->further[0], row + i, 1, &scale);
+        for (int64_t k = 0; k < columns; k++) to[i * columns + k] *= scale;
+    }
     for (int64_t i = 0; p->form == MHAI_PLUS_ONE && i < rows * columns; i++) to[i] += 1;
     for (int64_t i = 0; p->form == MHAI_MINUS_EXP && i < rows * columns; i++)
         to[i] = (float)mha_log(-(double)to[i]);
@@ -370,6 +412,7 @@ void mhai_stored_release(void *stored)
     mhai_stored *own = stored;
     free(own->sinusoids);
     mhai_weights_close(&own->weights);
+    for (int64_t i = 0; i < own->count && own->parameters; i++) free(own->parameters[i].made);
     free(own->parameters);
     free(own);
 }

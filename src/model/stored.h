@@ -7,7 +7,8 @@
 
 /* The location of a parameter, and the conversion of its rows. */
 typedef struct mhai_stored_parameter {
-    mhai_elements from, further[2]; /* further: of MHAI_CONVOLUTIONS */
+    mhai_elements from, further[2]; /* further: of MHAI_CONVOLUTIONS; the scales of
+                                     * MHAI_LAYER_SCALED */
     mhai_weight_form form;
     bool transposed;
     int64_t columns;        /* columns in the library; 1 for a vector */
@@ -16,12 +17,14 @@ typedef struct mhai_stored_parameter {
     int64_t block, step;    /* fused rows: `block` consecutive rows every `step` rows of the file.
                           * Of MHAI_CONVOLUTIONS: the rows of q, and of q and k */
     int64_t head_dim, last; /* last: of MHAI_LAST_FIRST, the number of a head's last rows */
+    float *made; /* owns the numbers of a table that is not one weight of the file; NULL: it is */
 } mhai_stored_parameter;
 
 /* The user data of a mha_transformer_source: parameters and their open files. */
 typedef struct mhai_stored {
     mhai_weights weights;
     mhai_stored_parameter *parameters;
+    int64_t count;
     float *sinusoids; /* a table of positions that is in no file; NULL: none */
 } mhai_stored;
 
@@ -37,7 +40,8 @@ MHA_NODISCARD mha_status mhai_stored_sinusoids(mha_context *context, const mha_p
                                                mhai_stored *stored, mhai_stored_parameter *to);
 
 /* Change the name of part i - 1 of a weight to that of part i: of q, k and v with
- * MHAI_CONVOLUTIONS, of blocks and scales with MHAI_EXPERT_MXFP4. False: there is no such part. */
+ * MHAI_CONVOLUTIONS, of blocks and scales with MHAI_EXPERT_MXFP4, of a weight and its scales with
+ * MHAI_LAYER_SCALED. False: there is no such part. */
 bool mhai_stored_part(const mhai_weight_name *row, int i, char name[MHAI_WEIGHT_NAME]);
 
 /* The functions of a mha_transformer_source. */

@@ -2,6 +2,7 @@
 #include "nn/nn_check.h"
 
 #include "base/context.h"
+#include "base/math.h"
 #include "nn/matmul.h"
 
 #include <string.h>
@@ -16,10 +17,10 @@ typedef struct rows_job {
 
 static mha_status check_activation(mha_activation activation)
 {
-    if (activation != MHA_ACTIVATION_NONE && (unsigned)activation <= MHA_ACTIVATION_SILU)
+    if (activation != MHA_ACTIVATION_NONE && (unsigned)activation <= MHA_ACTIVATION_QUICK_GELU)
         return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT,
-                    "activation is %d, expected GELU, RELU, GELU_TANH, RELU2 or SILU",
+                    "activation is %d, expected GELU, RELU, GELU_TANH, RELU2, SILU or QUICK_GELU",
                     (int)activation);
 }
 
@@ -72,6 +73,12 @@ static void activate_backward(const rows_job *job, const float *x, const float *
     case MHA_ACTIVATION_SILU: silu_backward(job->kernels, x, dy, dx, n); break;
     case MHA_ACTIVATION_RELU2:
         for (int64_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? 2 * x[i] * dy[i] : 0;
+        break;
+    case MHA_ACTIVATION_QUICK_GELU:
+        for (int64_t i = 0; i < n; i++) {
+            const double z = 1.702 * (double)x[i], s = mhai_sigmoid(z);
+            dx[i] = (float)((double)dy[i] * (s + z * s * (1 - s)));
+        }
         break;
     default:
         for (int64_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? dy[i] : 0;

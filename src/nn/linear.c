@@ -290,7 +290,7 @@ mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const
 
 static mha_status check_activation(mha_activation activation)
 {
-    if ((unsigned)activation <= MHA_ACTIVATION_SILU) return MHA_OK;
+    if ((unsigned)activation <= MHA_ACTIVATION_QUICK_GELU) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT, "activation is %d, expected one of mha_activation",
                     (int)activation);
 }

@@ -4,6 +4,7 @@
  * processes MHAI_GEMM_BLOCK inner indices at a time. It sums their products in registers, and adds
  * the sums to the output, which is initialised to the bias. The order is the same for all
  * shapes. */
+#include "base/math.h"
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -133,6 +134,10 @@ void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float
         for (int64_t i = 0; i < n; i++) x[i] = x[i] < 0 ? 0 : x[i] * x[i];
         break;
     case MHA_ACTIVATION_SILU: activate_silu(kernels, x, n); break;
+    case MHA_ACTIVATION_QUICK_GELU:
+        for (int64_t i = 0; i < n; i++)
+            x[i] = (float)((double)x[i] * mhai_sigmoid(1.702 * (double)x[i]));
+        break;
     }
 }
 

@@ -44,14 +44,32 @@ void mhai_canvas_cross(const mhai_canvas *canvas, double x, double y, double wid
     canvas->line(canvas->user, up, 1.5, color);
 }
 
+/* A pixel of the figure's backdrop under the colour of its cell. */
+static void tint(const mhai_map *map, int64_t zoom, int64_t x, int64_t y, uint8_t to[3])
+{
+    const mha_figure *f = map->figure;
+    const int64_t width = f->cols * f->backdrop_zoom, height = f->rows * f->backdrop_zoom;
+    const int64_t from_x = x * width / (map->cells->cols * zoom),
+                  from_y = y * height / (map->cells->rows * zoom);
+    const mhai_color colour = mhai_canvas_cell_color(map, y / zoom, x / zoom);
+    for (int c = 0; c < 3; c++)
+        to[c] =
+            (uint8_t)((45 * f->backdrop[(from_y * width + from_x) * 3 + c] + 55 * colour.rgb[c]) /
+                      100);
+}
+
 uint8_t *mhai_canvas_paint(const mhai_map *map, int64_t *zoom)
 {
     const mhai_cells *cells = map->cells;
     const int64_t longest = cells->rows > cells->cols ? cells->rows : cells->cols;
-    const int64_t z = *zoom = longest > 600 ? 1 : longest > 400 ? 2 : longest > 300 ? 3 : 4;
+    int64_t z = longest > 600 ? 1 : longest > 400 ? 2 : longest > 300 ? 3 : 4;
+    if (map->figure->backdrop && longest * z < 512) z = 512 / longest; /* finer than cells */
     const int64_t width = cells->cols * z, height = cells->rows * z;
     uint8_t *rgb = mhai_sink_alloc(width * height, 4);
-    for (int64_t y = 0; rgb && y < height; y++) {
+    *zoom = z;
+    for (int64_t y = 0; rgb && map->figure->backdrop && y < height; y++)
+        for (int64_t x = 0; x < width; x++) tint(map, z, x, y, rgb + 3 * (y * width + x));
+    for (int64_t y = 0; rgb && !map->figure->backdrop && y < height; y++) {
         uint8_t *row = rgb + y * width * 3;
         if (y % z)
             memcpy(row, row - width * 3, (size_t)width * 3);

@@ -85,6 +85,12 @@ static mha_status check_options(const mha_figure *f)
         return mha_fail(MHA_ERR_ARGUMENT, "figure: a log scale requires hi above 0");
     if (f->pixel_ratio != 0 && !(f->pixel_ratio >= 1 && f->pixel_ratio <= 8))
         return mha_fail(MHA_ERR_ARGUMENT, "figure: pixel_ratio must be 1..8, or 0 for the default");
+    if (f->backdrop && (f->backdrop_zoom < 1 || f->backdrop_zoom > 1 << 15 ||
+                        f->rows * f->cols > (1 << 28) / f->backdrop_zoom / f->backdrop_zoom))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "figure: backdrop_zoom is %lld, expected 1..32768 and at "
+                        "most 2^28 pixels",
+                        (long long)f->backdrop_zoom);
     return MHA_OK;
 }
 

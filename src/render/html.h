@@ -18,7 +18,7 @@ extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_stri
     mhai_html_translations, mhai_html_script, mhai_html_heads_template, mhai_html_heads_style,
     mhai_html_heads_script, mhai_html_live, mhai_html_live_style, mhai_html_live_script,
     mhai_html_server, mhai_html_server_script, mhai_html_explorer, mhai_html_explorer_script,
-    mhai_html_worker;
+    mhai_html_worker, mhai_html_picture_template, mhai_html_picture_style, mhai_html_picture_script;
 
 /* Write a template; fill() writes each {{NAME}}. */
 typedef mha_status mhai_html_fill_fn(const void *of, const char *name, size_t length,

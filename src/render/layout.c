@@ -112,9 +112,10 @@ static void choose_values(mhai_layout *l)
     int64_t cells = f->rows * f->cols;
     bool small = f->rows <= longest_with_values && f->cols <= longest_with_values &&
                  cells * f->panel_count <= most_values;
-    l->image = cells > most_shapes || cells * f->panel_count > most_shapes_in_all;
-    l->values = f->print_values == MHA_VALUES_ALWAYS ? !l->image
-                                                     : f->print_values == MHA_VALUES_AUTO && small;
+    l->image = f->backdrop || cells > most_shapes || cells * f->panel_count > most_shapes_in_all;
+    l->values = f->print_values == MHA_VALUES_ALWAYS
+                    ? !l->image
+                    : f->print_values == MHA_VALUES_AUTO && small && !l->image;
     l->tooltips = cells * f->panel_count <= most_tooltips;
 }
 

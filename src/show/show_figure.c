@@ -670,7 +670,7 @@ static mha_status make(panel_maker *maker, mha_show *show)
 mha_status mhai_show_options(const mha_show_options *given, mha_show_options *own)
 {
     const uint32_t known = MHA_SHOW_DARK | MHA_SHOW_RENORMALISE | MHA_SHOW_SCALE |
-                           MHA_SHOW_FIRST_PANEL | MHA_SHOW_FIRST_CELL;
+                           MHA_SHOW_FIRST_PANEL | MHA_SHOW_FIRST_CELL | MHA_SHOW_MEAN;
     MHA_TRY(mha_struct_read("mha_show_options", own, sizeof *own, sizeof *own, given,
                             given ? given->struct_size : 0));
     if (!(own->flags & ~known)) return MHA_OK;

@@ -1,6 +1,7 @@
 /* Maps and desks as JSON. */
 #include "study/routes.h"
 
+#include <multihead/grid.h>
 #include <multihead/json.h>
 #include <multihead/maps.h>
 
@@ -33,6 +34,33 @@ static void put_tokens(mha_json *json, const char *name, const mha_tokens *token
     mha_json_end(json);
 }
 
+static void put_image(mha_json *json, const mha_picture *p)
+{
+    if (!p) return;
+    mha_json_object(json, "image");
+    mha_json_integer(json, "rows", p->rows);
+    mha_json_integer(json, "cols", p->cols);
+    mha_json_integer(json, "first", p->first);
+    mha_json_integer(json, "registers", p->registers);
+    mha_json_end(json);
+}
+
+/* The measures of a head over an image. */
+static void put_measures(mha_json *json, const mha_picture *p, float *map)
+{
+    if (!p) return;
+    const mha_grid grid = {p->rows, p->cols, p->first, p->registers};
+    const int64_t T = p->first + p->rows * p->cols, shape[] = {T, T};
+    const mha_tensor tensor = mha_tensor_contiguous(map, MHA_F32, 2, shape);
+    mha_grid_measures found;
+    if (mha_grid_measure(&grid, &tensor, &found, NULL) != MHA_OK) return;
+    mha_json_object(json, "measures");
+#define PUT_MEASURE(name, text) mha_json_number(json, #name, found.name);
+    MHA_GRID_MEASURE_LIST(PUT_MEASURE)
+#undef PUT_MEASURE
+    mha_json_end(json);
+}
+
 static void put_layer(mha_json *json, const mha_maps *maps, int64_t layer)
 {
     const int64_t rows = maps->rows.count, cols = maps->cols.count;
@@ -45,6 +73,8 @@ static void put_layer(mha_json *json, const mha_maps *maps, int64_t layer)
         mha_json_object(json, NULL);
         mha_json_integer(json, "head", h);
         mha_json_format(json, "name", "L%" PRId64 "H%" PRId64, layer, h);
+        put_measures(json, maps->cell > 1 ? NULL : maps->rows.picture,
+                     maps->layer[layer] + h * rows * cols);
         mha_json_line(json, 8);
         mha_json_array(json, "weights");
         mha_json_lines(json, 10);
@@ -84,6 +114,7 @@ mha_status mha_maps_write_json(const mha_maps *maps, const mha_sink *sink)
     put_tokens(&json, "tokens", &maps->rows);
     if (!(maps->flags & MHA_MAPS_SAME)) put_tokens(&json, "key_tokens", &maps->cols);
     if (contrast) put_tokens(&json, "contrast_tokens", &maps->other);
+    put_image(&json, maps->rows.picture);
     mha_json_text(&json, "quantity", contrast ? "difference" : "weight");
     if (maps->cell > 1) mha_json_integer(&json, "cell", maps->cell);
     mha_json_array(&json, "layers");

@@ -264,6 +264,11 @@ void mhai_sequence_make(const mha_tokens *tokens, const mha_transformer_desc *d,
         (mha_transformer_input){.struct_size = sizeof s->input,
                                 .tokens = &s->ids,
                                 .token_types = d->type_count && tokens->types ? &s->types : NULL};
+    if (!tokens->picture) return;
+    s->features =
+        mha_tensor_contiguous(tokens->picture->features, MHA_F32, 3,
+                              (const int64_t[]){1, tokens->count, tokens->picture->feature_dim});
+    s->input.features = &s->features;
 }
 
 static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_text *text,
@@ -277,6 +282,7 @@ static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_te
     input.struct_size = sizeof input;
     input.tokens = of.input.tokens;
     input.token_types = of.input.token_types;
+    input.features = of.input.features;
     input.gates = s->desc.gates;
     const mha_head_pass pass = {
         .struct_size = sizeof pass,

@@ -38,7 +38,7 @@ MHA_NODISCARD mha_status mhai_tokens_make(int64_t count, size_t labels, mha_toke
 
 /* The batch of one text that a call reads. */
 typedef struct mhai_sequence {
-    mha_tensor ids, types;
+    mha_tensor ids, types, features;
     mha_transformer_input input;
 } mhai_sequence;
 

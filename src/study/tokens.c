@@ -187,6 +187,8 @@ void mha_tokens_free(mha_tokens *tokens)
 {
     if (!tokens) return;
     free(tokens->memory);
+    mha_picture_free(tokens->picture);
+    free(tokens->picture);
     *tokens = (mha_tokens){.struct_size = tokens->struct_size};
 }
 

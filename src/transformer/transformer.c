@@ -144,7 +144,7 @@ static mha_status check_kinds(const mha_transformer_desc *d)
             "learned positions and not causal",
             (int)d->padding_token, (long long)d->vocab_size - 1);
     if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
-        (unsigned)d->feed_forward > MHA_FEED_FORWARD_SILU)
+        (unsigned)d->feed_forward > MHA_FEED_FORWARD_QUICK_GELU)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_desc: norm %d, positions %d, feed_forward %d: one of them "
                         "is unknown",
@@ -158,6 +158,23 @@ static mha_status check_kinds(const mha_transformer_desc *d)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transformer_desc: MHA_TRANSFORMER_LOGIT_BIAS: this "
                                           "transformer has no logits");
     return check_blocks(d);
+}
+
+static mha_status check_grid(const mha_transformer_desc *d)
+{
+    if (!d->grid_rows && !d->grid_cols && !d->grid_first) return MHA_OK;
+    MHA_TRY(mhai_check_range("mha_transformer_desc: grid_rows", d->grid_rows, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: grid_cols", d->grid_cols, 1, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: grid_first", d->grid_first, 0, INT32_MAX));
+    if (d->positions == MHA_ENCODING_ROTARY &&
+        d->grid_rows * d->grid_cols == d->max_length - d->grid_first)
+        return MHA_OK;
+    return mha_fail(
+        MHA_ERR_ARGUMENT,
+        "mha_transformer_desc: grid_rows %lld, grid_cols %lld and grid_first %lld: only "
+        "with rotary positions and as many tokens as max_length %lld",
+        (long long)d->grid_rows, (long long)d->grid_cols, (long long)d->grid_first,
+        (long long)d->max_length);
 }
 
 /* The upper bounds prevent overflow when two of these numbers are multiplied. */
@@ -174,6 +191,7 @@ static mha_status fill_defaults(mha_transformer_desc *d)
     MHA_TRY(mhai_check_range("mha_transformer_desc: ff_dim", d->ff_dim, 0, INT32_MAX));
     MHA_TRY(mhai_check_range("mha_transformer_desc: memory_dim", d->memory_dim, 0, INT32_MAX));
     MHA_TRY(mhai_check_range("mha_transformer_desc: type_count", d->type_count, 0, INT32_MAX));
+    MHA_TRY(mhai_check_range("mha_transformer_desc: feature_dim", d->feature_dim, 0, INT32_MAX));
     MHA_TRY(mhai_check_range("mha_transformer_desc: token_dim", d->token_dim, 0, INT32_MAX));
     if (d->token_dim == 0) d->token_dim = d->embed_dim;
     if (d->token_dim != d->embed_dim &&
@@ -182,6 +200,7 @@ static mha_status fill_defaults(mha_transformer_desc *d)
                         "mha_transformer_desc: token_dim is %lld, expected embed_dim %lld with "
                         "MHA_TRANSFORMER_TIED or sinusoidal positions",
                         (long long)d->token_dim, (long long)d->embed_dim);
+    MHA_TRY(check_grid(d));
     if (d->memory_dim == 0 && d->flags & MHA_TRANSFORMER_CROSS) d->memory_dim = d->embed_dim;
     if (d->norm_epsilon == 0) d->norm_epsilon = 1e-5f;
     if (d->rope_base == 0) d->rope_base = 10000;
@@ -479,6 +498,13 @@ static void add_embeddings(layout *l)
     t->types = MHAI_NOWHERE;
     if (d->type_count > 0)
         t->types = add(l, ".weight", MHA_PARAMETER_EMBEDDING, d->type_count, width);
+    l->prefix = "embed_features";
+    t->features =
+        (mhai_place_linear){MHAI_NOWHERE, MHAI_NOWHERE, d->feature_dim, 0, t->features.packed};
+    if (d->feature_dim > 0) {
+        t->features.outputs = width;
+        t->features.weight = add(l, ".weight", MHA_PARAMETER_MATRIX, width, d->feature_dim);
+    }
     t->embed_norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE, 0};
     if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM)
         t->embed_norm = add_wide_norm(l, "embed_norm", width);
@@ -558,15 +584,17 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i, less than LINEARS L + 2. NULL if the transformer or this
- * rank does not have it. */
+/* Linear layer i, less than LINEARS L + 3: those of layers, the output, and those of embeddings.
+ * NULL if the transformer or this rank does not have it. */
 enum { LINEARS = 12 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 {
     mhai_place_linear *place = &t->output;
-    if (i > LINEARS * t->desc.num_layers)
-        return t->project.outputs > 0 && mhai_spread_mine(t, 0) ? &t->project : NULL;
+    if (i > LINEARS * t->desc.num_layers) { /* the first rank embeds */
+        place = i > LINEARS * t->desc.num_layers + 1 ? &t->features : &t->project;
+        return place->outputs > 0 && mhai_spread_mine(t, 0) ? place : NULL;
+    }
     if (i < LINEARS * t->desc.num_layers) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
@@ -582,7 +610,7 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 
 static mha_status make_linears(mha_context *context, mha_transformer *t)
 {
-    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 1; i++) {
+    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 2; i++) {
         mhai_place_linear *place = linear_of(t, i);
         if (!place) continue;
         MHA_TRY(make_linear(context, t, place));
@@ -606,7 +634,7 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
             t->source.read(t->source.user, i, 0, p->shape[0], 0, p->ndim == 2 ? p->shape[1] : 1,
                            t->held + t->held_at[i]);
     }
-    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 1; i++) {
+    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 2; i++) {
         const mhai_place_linear *place = linear_of(t, i);
         if (place) MHA_TRY(pack(context, t, place));
     }
@@ -752,7 +780,7 @@ void mha_transformer_destroy(mha_transformer *t)
 {
     if (!t || (t->owners && atomic_fetch_sub(t->owners, 1) > 1)) return;
     const mha_allocator a = t->allocator;
-    for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers + 1; i++) {
+    for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers + 2; i++) {
         const mhai_place_linear *place = linear_of(t, i);
         if (place) mha_linear_destroy(place->packed);
     }

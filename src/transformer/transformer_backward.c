@@ -485,6 +485,10 @@ static mha_status finish(const call *c)
     if (t->embed_norm.weight >= 0)
         MHA_TRY(norm(c, &t->embed_norm, c->a->embedded, narrow, 0, narrow));
     mha_tensor dx = mhai_transformer_rows(narrow, rows, width, width);
+    if (t->features.outputs > 0) {
+        const mha_tensor features = mhai_transformer_features(&c->input);
+        MHA_TRY(linear(c, &t->features, &features, &dx, 0, NULL));
+    }
     mha_tensor ids = mha_tensor_contiguous(c->a->ids, MHA_I32, 1, &rows);
     mha_tensor positions = mha_tensor_contiguous(c->a->positions, MHA_I32, 1, &rows);
     mha_tensor table;

@@ -71,11 +71,6 @@ typedef struct mhai_mixer_back {
 } mhai_mixer_back;
 MHA_NODISCARD mha_status mhai_mixer_backward(const mhai_mixer_back *m);
 
-static inline double mhai_sigmoid(double x)
-{
-    return 1 / (1 + mha_exp(-x));
-}
-
 static inline int64_t mhai_tokens(const mha_activations *a)
 {
     return a->B * a->T;

@@ -53,6 +53,26 @@ static mha_status check_memory(const mha_transformer *t, const mha_transformer_i
     return mhai_transformer_check_memory(t, input->tokens->shape[0], memory, input->memory_lengths);
 }
 
+static mha_status check_features(const mha_transformer *t, const mha_transformer_input *input)
+{
+    const mha_tensor *x = input->features, *tokens = input->tokens;
+    const int64_t width = t->desc.feature_dim;
+    if (x && width == 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "features: this transformer reads tokens alone");
+    if (!x && width > 0 && !input->stream)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "features: NULL, but this transformer reads %lld numbers with each token; "
+                        "an image gives them (mha_tokens_read_image())",
+                        (long long)width);
+    if (!x) return MHA_OK;
+    MHA_TRY(mhai_tensor_check("features", x, MHA_F32, 3,
+                              (const int64_t[]){tokens->shape[0], tokens->shape[1], width}));
+    MHA_TRY(mhai_tensor_check_last("features", x));
+    if (x->shape[0] > 1 && x->stride[0] != x->shape[1] * x->stride[1])
+        return mha_fail(MHA_ERR_STRIDE, "features: sequences must follow each other without gaps");
+    return MHA_OK;
+}
+
 mha_status mhai_transformer_check(const char *function, const mha_transformer *t,
                                   const mha_transformer_input *given, mha_transformer_input *input)
 {
@@ -83,6 +103,7 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
         MHA_TRY(mhai_nn_matrix("head_means", input->head_means, gates[0],
                                mha_transformer_heads_width(&t->desc)));
     MHA_TRY(mhai_transformer_check_patches(t, input));
+    MHA_TRY(check_features(t, input));
     return check_memory(t, input);
 }
 
@@ -140,6 +161,7 @@ static mha_status check_apart(const mhai_call *c, const mha_tensor *output, cons
                {"cross_gates", c->input.cross_gates},
                {"head_means", c->input.head_means},
                {"stream", c->input.stream},
+               {"features", c->input.features},
                {"lengths", c->input.lengths ? &lengths : NULL},
                {"memory_lengths", c->input.memory_lengths ? &memory_lengths : NULL}};
     for (size_t i = first; written && i < sizeof all / sizeof all[0]; i++)

@@ -476,9 +476,26 @@ typedef struct embed_job {
     const mha_activations *a;
     const mha_transformer *t;
     const float *positions, *types; /* tables; may be NULL */
+    bool features;                  /* x holds the projected features */
     int64_t width;
     float scale, *x;
 } embed_job;
+
+/* Add the tables' rows to the projected features in double, and round once. */
+static void add_row(const embed_job *job, int64_t row, const float *position, const float *type,
+                    float *x)
+{
+    enum { PIECE = 64 };
+    float token[PIECE];
+    for (int64_t at = 0; at < job->width; at += PIECE) {
+        const int64_t n = mhai_min_i64(PIECE, job->width - at);
+        mhai_transformer_read_rows(job->t, job->t->tokens, job->width, job->a->ids[row], 1, at, n,
+                                   token);
+        for (int64_t i = at; i < at + n; i++)
+            x[i] = (float)((double)x[i] + (double)job->scale * (double)token[i - at] +
+                           (position ? (double)position[i] : 0) + (type ? (double)type[i] : 0));
+    }
+}
 
 /* Add three numbers in double and round once. For two, f32 gives the same sum. */
 static void embed_row(void *argument, int64_t row, int worker)
@@ -489,6 +506,10 @@ static void embed_row(void *argument, int64_t row, int worker)
     const float *position = job->positions ? job->positions + job->a->positions[row] * width : NULL;
     const float *type = job->types ? job->types + job->a->types[row] * width : NULL;
     float *x = job->x + row * width;
+    if (job->features) {
+        add_row(job, row, position, type, x);
+        return;
+    }
     mhai_transformer_read_rows(job->t, job->t->tokens, width, job->a->ids[row], 1, 0, width, x);
     for (int64_t i = 0; i < width; i++) x[i] *= job->scale;
     for (int64_t i = 0; i < width && position && !type; i++) x[i] += position[i];
@@ -508,10 +529,18 @@ static mha_status embed(const mhai_call *c)
                                   : d->positions == MHA_ENCODING_SINUSOIDAL ? t->encodings->values
                                                                             : NULL,
                      .types = d->type_count > 0 ? mhai_transformer_numbers(t, t->types) : NULL,
+                     .features = d->feature_dim > 0,
                      .width = d->token_dim,
                      .scale = d->embed_scale,
                      .x = first};
     float *x = c->a->layers[0].self.step.x, *in = c->a->narrow ? c->a->narrow : first;
+    if (job.features) {
+        const mha_tensor from = mhai_transformer_features(&c->input);
+        const mha_tensor to =
+            mhai_transformer_rows(first, mhai_tokens(c->a), d->token_dim, d->token_dim);
+        MHA_TRY(
+            mha_linear_forward(c->context, t->features.packed, MHA_ACTIVATION_NONE, &from, &to));
+    }
     mha_parallel_for(c->context, mhai_tokens(c->a), embed_row, &job);
     if (t->embed_norm.weight >= 0)
         MHA_TRY(norm(c, &t->embed_norm, first, NULL, c->a->narrow ? in : x));

@@ -3,6 +3,7 @@
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
+#include "base/math.h"
 #include "base/need.h"
 
 #include <math.h>
@@ -469,6 +470,25 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
     return MHA_OK;
 }
 
+/* Cosines and sines by the places of patches. */
+static void fill_grid(const mha_transformer_desc *d, const mhai_encoding *e, int64_t begin,
+                      int64_t rows, float *to)
+{
+    const int64_t half = e->width / 2, quarter = half / 2;
+    for (int64_t t = begin; t < begin + rows; t++, to += e->width)
+        for (int64_t i = 0; i < half; i++) {
+            const int64_t at = t - d->grid_first, down = at / d->grid_cols;
+            const double y = (double)(2 * down + 1) / (double)d->grid_rows - 1;
+            const double x = (double)(2 * (at % d->grid_cols) + 1) / (double)d->grid_cols - 1;
+            const double turn = 6.28318530717958647693 * (i < quarter ? y : x) *
+                                frequency_of(&e->rotation, 2 * (i % quarter));
+            double sine, cosine;
+            mhai_sin_cos(at < 0 ? 0 : turn, &sine, &cosine);
+            to[i] = (float)cosine;
+            to[half + i] = (float)sine;
+        }
+}
+
 static mha_status grow(mha_context *context, const mha_transformer *t, mhai_encoding *e,
                        int64_t count)
 {
@@ -479,6 +499,8 @@ static mha_status grow(mha_context *context, const mha_transformer *t, mhai_enco
     if (t->desc.positions == MHA_ENCODING_SINUSOIDAL) {
         mha_tensor table = mhai_transformer_rows(first, count - begin, width, width);
         MHA_TRY(mha_sinusoidal_encoding(context, begin, &table));
+    } else if (t->desc.grid_rows > 0) {
+        fill_grid(&t->desc, e, begin, count - begin, first);
     } else {
         MHA_TRY(mhai_transformer_turns(context, e, false, begin, count - begin, first));
         if (t->pairs > 0)
@@ -510,6 +532,9 @@ mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
                                     mha_layer_rotation *rotation)
 {
     MHA_NEED_AS("mha_transformer_rotation", "transformer, rotation", t, rotation);
+    if (t->desc.grid_rows > 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_rotation: the transformer rotates by "
+                                             "the places of patches, not by positions");
     if (rotation->struct_size != sizeof *rotation)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_rotation: struct_size is %u, set it to "
@@ -550,6 +575,12 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
         .base = (double)l->rope_base,
         .factor = (double)l->rope_factor};
     MHA_TRY(mhai_attend_check(context, a, t->desc.head_dim));
+    if (t->desc.grid_rows > 0 && (l->rotary_dim % 4 != 0 || l->rope_scaling))
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "grid_rows: %lld elements of a head rotate, expected a multiple of 4 without "
+            "rope_scaling",
+            (long long)l->rotary_dim);
     if (heads.q == 0) return MHA_OK;
     MHA_TRY(take_encoding(t, l->rotary_dim, l, &table));
     const int64_t half = l->rotary_dim / 2, rows = (t->pairs > 0 ? 2 : 1) * t->desc.max_length;

@@ -96,6 +96,7 @@ struct mha_transformer {
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
     mhai_place_linear project;   /* of embeddings of another width; outputs 0: none */
+    mhai_place_linear features;  /* outputs 0: tokens bring none */
     mhai_place_linear output;    /* if tied, weight is the token embedding */
     int64_t *head_lists;         /* [2][L] the target of desc.layer_heads and layer_kv_heads, or
                                     NULL */
@@ -516,11 +517,19 @@ static inline mha_activation mhai_transformer_activation(const mha_transformer *
     switch (t->desc.feed_forward) {
     case MHA_FEED_FORWARD_RELU: return MHA_ACTIVATION_RELU;
     case MHA_FEED_FORWARD_RELU2: return MHA_ACTIVATION_RELU2;
+    case MHA_FEED_FORWARD_QUICK_GELU: return MHA_ACTIVATION_QUICK_GELU;
     case MHA_FEED_FORWARD_SILU: return MHA_ACTIVATION_SILU;
     case MHA_FEED_FORWARD_GELU_TANH:
     case MHA_FEED_FORWARD_GEGLU_TANH: return MHA_ACTIVATION_GELU_TANH;
     default: return MHA_ACTIVATION_GELU;
     }
+}
+
+/* The features of a call's input, [B T, feature_dim]. */
+static inline mha_tensor mhai_transformer_features(const mha_transformer_input *input)
+{
+    const mha_tensor *x = input->features;
+    return mhai_transformer_rows(x->data, x->shape[0] * x->shape[1], x->shape[2], x->stride[1]);
 }
 
 /* Number of floats of the feed-forward layer's first product: F or 2 F. */

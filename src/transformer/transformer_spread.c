@@ -100,6 +100,9 @@ mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output, mha_sta
     const int64_t tokens = mhai_tokens(c->a), *lengths[] = {x->lengths, x->memory_lengths};
     uint64_t hash = mhai_hash(MHAI_HASH_START, c->a->ids, (size_t)tokens * sizeof *c->a->ids);
     hash = mhai_hash(hash, c->a->types, (size_t)tokens * sizeof *c->a->types);
+    for (int64_t i = 0; x->features && i < tokens; i++)
+        hash = mhai_hash(hash, (const float *)x->features->data + i * x->features->stride[1],
+                         (size_t)x->features->shape[2] * sizeof(float));
     hash = mhai_hash(hash, &x->dropout, sizeof x->dropout);
     for (int i = 0; i < 2; i++)
         if (lengths[i]) hash = mhai_hash(hash, lengths[i], (size_t)c->a->B * sizeof *lengths[i]);

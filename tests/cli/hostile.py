@@ -122,6 +122,7 @@ def table(f):
             ([bert, EVIL_TEXT], 0, "text"), ([bert, EVIL_TEXT, "second" + EVIL_TEXT], 0, "text"),
             ([bert, EVIL_TEXT, "--desk", 1], 0, "text"), ([bert, EVIL_TEXT, "--json", "-"], 0, "json"),
             ([bert, EVIL_TEXT, "--svg", "-"], 0, "svg"), ([bert, EVIL_TEXT, "-o", "-"], 0, "html"),
+            ([bert, "--image", f["bytes"]], BAD_INPUT, "text"), ([bert, "--image", f["odd"]], BAD_INPUT, "text"),
             ([bert, EVIL], BAD_INPUT, "text"), ([bert, "--text-file", f["odd"]], 0, "text"),
             ([bert, "--text-file", f["bytes"]], BAD_INPUT, "text"),
             (["--attention", f["maps.npy"], "--tokens", f["tokens.json"]], 0, "text"),

@@ -9,6 +9,7 @@ import pathlib
 import random
 import struct
 import sys
+import zlib
 
 CUT = b"\n=8<=\n"
 
@@ -94,6 +95,38 @@ def of_safetensors():
         yield f"unaligned-{pad}", safetensors({"a": f32(5), "b": ("F64", (2,), bytes(16))}, pad=pad)
     yield "many", safetensors({f"layer.{i}.weight": f32(1) for i in range(300)})
     yield "escapes", safetensors({"a\u0000b\u20ac\"\\": f32(1)})
+
+
+def png(colour, depth, channels, interlace=0, width=5, height=3, more=b""):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    row = b"\1" + bytes(i % 256 for i in range((width * channels * depth + 7) // 8))
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + more + chunk(b"IDAT", zlib.compress(row * height * 2)) +
+            chunk(b"IEND", b""))
+
+
+def jpeg(kind, components):
+    """Blocks of 8 x 8 whose coefficients are all 0, each of two bits."""
+    def segment(marker, data):
+        return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data
+    tables = segment(0xDB, b"\0" + b"\1" * 64) + b"".join(
+        segment(0xC4, bytes([table, 1]) + bytes(15) + b"\0") for table in (0, 0x10))
+    frame = struct.pack(">BHHB", 8, 8, 8, components) + b"".join(bytes([i, 0x11, 0]) for i in range(components))
+    scan = bytes([components]) + b"".join(bytes([i, 0]) for i in range(components)) + (b"\0\0\0" if kind == 0xC2 else b"\0\x3f\0")
+    return b"\xff\xd8" + tables + segment(kind, frame) + segment(0xDA, scan) + b"\3\xff\0\xff\xd9"
+
+
+def of_image():
+    for name, colour, depth, channels in (("grey", 0, 8, 1), ("bits", 0, 1, 1), ("wide", 0, 16, 1), ("rgb", 2, 8, 3),
+                                          ("alpha", 6, 8, 4), ("grey-alpha", 4, 16, 2)):
+        yield name, png(colour, depth, channels)
+    palette = struct.pack(">I", 6) + b"PLTE\0\1\2\3\4\5" + struct.pack(">I", zlib.crc32(b"PLTE\0\1\2\3\4\5"))
+    yield "palette", png(3, 8, 1, more=palette)
+    yield "interlaced", png(2, 8, 3, interlace=1)
+    yield "huge", png(0, 1, 1, width=30000)[:60]
+    for name, kind, components in (("jpeg", 0xC0, 1), ("colours", 0xC0, 3), ("progressive", 0xC2, 1), ("cmyk", 0xC0, 4)):
+        yield name, jpeg(kind, components)
 
 
 def wav(encoding, bits, data, channels=1, rate=16000, more=b""):

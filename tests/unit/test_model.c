@@ -286,7 +286,7 @@ static void test_padding_does_not_change_bits(void)
     int32_t ids[BATCH * PADDED], types[BATCH * PADDED];
     int64_t lengths[BATCH];
     make_batch(file, texts, ids, types, lengths);
-    const mha_batch batch = {sizeof batch, 0, BATCH, PADDED, ids, types, lengths};
+    const mha_batch batch = {sizeof batch, 0, BATCH, PADDED, ids, types, lengths, NULL};
     results *padded = make_results(BATCH, PADDED);
     expect_ok(mha_model_forward(context, model, &batch, &padded->outputs));
     for (int b = 0; b < BATCH; b++) {
@@ -432,7 +432,7 @@ static void test_empty_batches(void)
     /* A batch has a sequence without tokens: no key is visible, and no result is NaN. */
     const int32_t ids[4] = {2, 3, 0, 0};
     const int64_t lengths[2] = {2, 0};
-    const mha_batch batch = {sizeof batch, 0, 2, 2, ids, NULL, lengths};
+    const mha_batch batch = {sizeof batch, 0, 2, 2, ids, NULL, lengths, NULL};
     results *r = make_results(2, 2);
     expect_ok(mha_model_forward(context, model, &batch, &r->outputs));
     for (int i = 0; i < 4 * H; i++) assert_true(r->attention[0][4 * H + i] == 0);
@@ -464,7 +464,7 @@ static void test_refuses_batches(void)
     int64_t lengths[2] = {3, 3};
     refusal f = {.context = make_context(1, NULL), .r = make_results(2, 3)};
     f.model = load_tiny(f.context);
-    const mha_batch good = {sizeof good, 0, 2, 3, ids, types, lengths};
+    const mha_batch good = {sizeof good, 0, 2, 3, ids, types, lengths, NULL};
     f.batch = good;
     f.batch.struct_size = 8;
     refuse(&f, MHA_ERR_ARGUMENT, "mha_batch: struct_size is 8");
@@ -510,7 +510,7 @@ static void test_refuses_outputs(void)
     const int32_t ids[6] = {2, 8, 3, 2, 9, 3};
     refusal f = {.context = make_context(1, NULL), .r = make_results(2, 3)};
     f.model = load_tiny(f.context);
-    f.batch = (mha_batch){sizeof f.batch, 0, 2, 3, ids, NULL, NULL};
+    f.batch = (mha_batch){sizeof f.batch, 0, 2, 3, ids, NULL, NULL, NULL};
     mha_tensor *map = &f.r->attention_view[L - 1], *last = &f.r->last_view, good = *map;
     map->shape[2] = 4;
     refuse(&f, MHA_ERR_SHAPE, "probabilities of layer 1: dim 2 is 4, expected 3");

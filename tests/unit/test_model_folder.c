@@ -101,7 +101,7 @@ static void refuse(mha_status status, const char *part)
 static void run(const mha_model *model, float *last)
 {
     const int32_t ids[TOKENS] = {2, 60, 70, 80, 3};
-    const mha_batch batch = {sizeof batch, 0, 1, TOKENS, ids, NULL, NULL};
+    const mha_batch batch = {sizeof batch, 0, 1, TOKENS, ids, NULL, NULL, NULL};
     const mha_tensor view = mha_tensor_contiguous(last, MHA_F32, 3, (int64_t[]){1, TOKENS, E});
     const mha_model_outputs outputs = {.struct_size = sizeof outputs, .last_hidden = &view};
     expect_ok(mha_model_forward(context, model, &batch, &outputs));
@@ -220,7 +220,10 @@ static void test_config_fields(void)
          "cohere, cohere2, bart, marian, t5, mt5, whisper, gemma3, ministral, ministral3, "
          "mistral3, "
          "qwen2_vl, qwen2_vl_text, qwen2_5_vl, qwen2_5_vl_text, qwen3_vl, qwen3_vl_text, gpt_oss, "
-         "deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu, multihead"},
+         "deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu, vit, dinov2, "
+         "dinov2_with_registers, clip_vision_model, clip_text_model, clip, siglip_vision_model, "
+         "siglip, "
+         "dinov3_vit, multihead"},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": null", MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": \"36\"", MHA_ERR_MODEL, "not a whole number"},
@@ -455,7 +458,7 @@ static void test_f16_values(void)
     mha_model *model = NULL;
     expect_ok(load(&model, MHA_MODEL_NO_TOKENIZER));
     const int32_t ids[128] = {0};
-    const mha_batch batch = {sizeof batch, 0, 1, 128, ids, NULL, NULL};
+    const mha_batch batch = {sizeof batch, 0, 1, 128, ids, NULL, NULL, NULL};
     static float hidden[128 * E];
     const mha_tensor view = mha_tensor_contiguous(hidden, MHA_F32, 3, (int64_t[]){1, 128, E});
     const mha_tensor *wanted[3] = {&view};
@@ -541,7 +544,7 @@ static void test_any_family(void)
         list[i] = &views[i];
     }
     const mha_tensor end = mha_tensor_contiguous(last, MHA_F32, 3, shape);
-    const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL};
+    const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL, NULL};
     const mha_model_outputs outputs = {
         .struct_size = sizeof outputs, .last_hidden = &end, .hidden = list};
     expect_ok(mha_model_forward(context, model, &batch, &outputs));
@@ -561,7 +564,7 @@ static void test_any_family(void)
     assert_memory_equal(hidden[2], ends.last.data, sizeof last);
     assert_memory_equal(last, ends.normed.data, sizeof last);
     const int32_t types[T] = {0, 0, 1, 0, 0};
-    const mha_batch typed = {sizeof typed, 0, 1, T, ids, types, NULL};
+    const mha_batch typed = {sizeof typed, 0, 1, T, ids, types, NULL, NULL};
     expect_error(mha_model_forward(context, model, &typed, &outputs), MHA_ERR_ARGUMENT, "type id");
     mha_activations_destroy(kept);
     mha_model_destroy(model);
@@ -585,7 +588,7 @@ static void test_layers_of_fewer_heads(void)
         views[l] = mha_tensor_contiguous(q[l], MHA_F32, 4, (int64_t[]){1, heads[l], T, D});
         outputs[l] = (mha_module_outputs){.struct_size = sizeof outputs[l], .q = &views[l]};
     }
-    const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL};
+    const mha_batch batch = {sizeof batch, 0, 1, T, ids, NULL, NULL, NULL};
     mha_model_outputs all = {.struct_size = sizeof all, .attention = list, .hidden = hidden_list};
     expect_ok(mha_model_forward(context, model, &batch, &all));
     views[1].shape[1] = 2;
@@ -612,7 +615,7 @@ static void test_encoder_decoder(void)
     expect_ok(mha_model_describe(model, &info));
     assert_string_equal(info.architecture, "encoder-decoder");
     const int32_t ids[] = {1};
-    const mha_batch batch = {sizeof batch, 0, 1, 1, ids, NULL, NULL};
+    const mha_batch batch = {sizeof batch, 0, 1, 1, ids, NULL, NULL, NULL};
     const mha_model_outputs outputs = {.struct_size = sizeof outputs};
     expect_error(mha_model_forward(context, model, &batch, &outputs), MHA_ERR_UNSUPPORTED,
                  "two texts");

@@ -78,6 +78,11 @@ static double activated(mha_activation activation, double x, double *bound)
     case MHA_ACTIVATION_RELU2:
         *bound = *bound * (2 * fabs(x) + *bound) + 0x1p-24 * x * x + 0x1p-149;
         return x > 0 ? x * x : 0;
+    case MHA_ACTIVATION_QUICK_GELU: { /* its slope is within -0.1 .. 1.1 */
+        const double y = x / (1 + exp(-1.702 * x));
+        *bound = 1.1 * *bound + 0x1p-24 * (fabs(y) + 1.1 * *bound) + 0x1p-149;
+        return y;
+    }
     case MHA_ACTIVATION_SILU: /* the slope is at most 1.1; as in test_nn_backward.c */
         *bound = 1.1 * *bound + (1.4 * fabs(x) + 9) * 0x1p-24 * fabs(x / (1 + exp(-x))) +
                  0x1p-125 * fabs(x);
@@ -88,7 +93,7 @@ static double activated(mha_activation activation, double x, double *bound)
 
 static const mha_activation fusible[] = {MHA_ACTIVATION_NONE, MHA_ACTIVATION_GELU,
                                          MHA_ACTIVATION_RELU, MHA_ACTIVATION_RELU2,
-                                         MHA_ACTIVATION_SILU};
+                                         MHA_ACTIVATION_SILU, MHA_ACTIVATION_QUICK_GELU};
 
 enum { FUSIBLE = sizeof fusible / sizeof fusible[0] };
 

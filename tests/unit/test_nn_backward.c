@@ -299,6 +299,24 @@ static double relu2_slope(double x)
 {
     return x > 0 ? 2 * x : 0;
 }
+static double quick_gelu(double x)
+{
+    return x / (1 + exp(-1.702 * x));
+}
+static double bound_quick_gelu(double x)
+{
+    return u * fabs(quick_gelu(x)) * (1 + 1e-9) + 1e-44;
+}
+static double quick_gelu_slope(double x)
+{
+    const double s = 1 / (1 + exp(-1.702 * x));
+    return s + 1.702 * x * s * (1 - s);
+}
+/* The terms cancel near -0.9; they are computed in double. */
+static double bound_quick_gelu_slope(double x)
+{
+    return 0x1p-50 * (1 + fabs(x));
+}
 
 /* The sigmoid's exponent is rounded twice (1.4 u |g|), its exponential has an error of at most 3.5
  * u, and a sum and a quotient follow; es is the total. Products follow and, in the slope, 1 - s
@@ -331,7 +349,9 @@ static const struct activation_kind {
     {MHA_ACTIVATION_RELU, relu, no_error, relu_slope, no_error},
     {MHA_ACTIVATION_GELU_TANH, gelu_tanh, bound_gelu_tanh, gelu_tanh_slope, bound_gelu_tanh_slope},
     {MHA_ACTIVATION_RELU2, relu2, bound_relu2, relu2_slope, no_error},
-    {MHA_ACTIVATION_SILU, silu, bound_silu, silu_slope, bound_silu_slope}};
+    {MHA_ACTIVATION_SILU, silu, bound_silu, silu_slope, bound_silu_slope},
+    {MHA_ACTIVATION_QUICK_GELU, quick_gelu, bound_quick_gelu, quick_gelu_slope,
+     bound_quick_gelu_slope}};
 
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 

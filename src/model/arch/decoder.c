@@ -486,7 +486,7 @@ static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kin
     const mhai_family *family;
     json_t *fields = json_object();
     const mhai_config found = {config->path, fields};
-    mha_status status = fields ? mhai_family_find(config, &family) : MHA_NO_MEMORY("model");
+    mha_status status = fields ? mhai_family_find(config, false, &family) : MHA_NO_MEMORY("model");
     if (status == MHA_OK && !kind) kind = family->rope ? family->rope : &usual_rope;
     if (status == MHA_OK) status = find_rope(config, kind, fields);
     if (status == MHA_OK) status = read_rotation(&found, family, !kind->layers, &plan->desc, rope);

@@ -15,15 +15,20 @@ const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_laye
                                          "num_attention_heads", "max_position_embeddings",
                                          "num_key_value_heads", "is_decoder"};
 
+static const char *part_of(const mhai_family *family)
+{
+    return family->images ? "vision_config" : "text_config";
+}
+
 /* Of models of several parts there is a row for each kind of text part. */
 static bool has_text_type(const mhai_config *config, const mhai_family *family)
 {
-    const json_t *text = json_object_get(config->root, "text_config");
+    const json_t *text = json_object_get(config->root, part_of(family));
     const char *type = json_string_value(json_object_get(text, "model_type"));
     return family->text_type && type && strcmp(family->text_type, type) == 0;
 }
 
-mha_status mhai_family_find(const mhai_config *config, const mhai_family **family)
+mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_family **family)
 {
     const char *type = NULL;
     char known[MHAI_KNOWN] = "";
@@ -33,7 +38,9 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
     *family = NULL;
     for (int i = 0; i < FAMILIES; i++) {
         const mhai_family *f = families[i];
-        if (strcmp(f->model_type, type) == 0 && (!*family || has_text_type(config, f))) *family = f;
+        if (strcmp(f->model_type, type) == 0 &&
+            (!*family || (has_text_type(config, f) && (!images || f->images))))
+            *family = f;
         if (i == 0 || strcmp(f->model_type, families[i - 1]->model_type) != 0)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
                      f->model_type);
@@ -53,14 +60,15 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
     bool outer, inner;
     if (!family->text_type) return MHA_OK;
     if (family->flat && mhai_config_absent(&whole, "text_config")) return MHA_OK;
-    config->root = json_object_get(whole.root, "text_config");
+    config->root = json_object_get(whole.root, part_of(family));
     if (!json_is_object(config->root))
-        return mhai_path_fail(MHA_ERR_MODEL, config->path, "'text_config' is not a JSON object");
+        return mhai_path_fail(MHA_ERR_MODEL, config->path, "'%s' is not a JSON object",
+                              part_of(family));
     MHA_TRY(mhai_config_refuse(&whole, refused));
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
     if (strcmp(type, family->text_type) != 0)
         return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                              "'model_type' of text_config is '%s', expected '%s'",
+                              "'model_type' of %s is '%s', expected '%s'", part_of(family),
                               mhai_show_name(type).text, family->text_type);
     MHA_TRY(mhai_config_bool(config, tie, family->tied, &inner));
     MHA_TRY(mhai_config_bool(&whole, tie, inner, &outer));
@@ -150,7 +158,8 @@ bool mhai_desc_is_usual(const mha_transformer_desc *d)
     bool scaled = false;
     for (int i = 0; i < 3; i++) scaled = scaled || scales[i] < 1 || scales[i] > 1;
     return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) && !scaled &&
-           !(d->logit_softcap > 0) && d->token_dim == d->embed_dim;
+           !(d->logit_softcap > 0) && d->token_dim == d->embed_dim && d->feature_dim == 0 &&
+           d->grid_rows == 0;
 }
 
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)

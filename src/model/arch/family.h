@@ -5,6 +5,7 @@
 #define MHAI_FAMILY_H
 
 #include "model/model_config.h"
+#include "model/picture.h"
 #include "model/quantization.h"
 
 #include <multihead/component.h>
@@ -46,6 +47,13 @@ typedef enum mhai_weight_form {
     MHAI_FUSED_GROUPS, /* for each head of q of a gated delta net: its q, k, v and g, or its b and
                         * a */
     MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
+    /* Of vision transformers: [channels, patch, patch] of each row; the bias of patches, CLS and
+     * registers; the positions of CLS and patches, without those of registers, at the image's size */
+    MHAI_PATCHES,
+    MHAI_SPECIAL_ROWS,
+    MHAI_POSITION_ROWS,
+    MHAI_KEY_BIAS,     /* zeros if mhai_picture.no_key_bias */
+    MHAI_LAYER_SCALED, /* multiplied, row by row, by layer_scale1 or 2 (its part) of its layer */
     MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
     MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
@@ -89,6 +97,7 @@ typedef struct mhai_family_plan {
     mha_layer_desc *layers; /* owns the array of desc.layers */
     float *rope_factors;    /* owns the array of desc.rope_factors */
     mhai_quantization quantization;
+    mhai_picture picture;
 } mhai_family_plan;
 
 /* The fields of a rotation in config.json outside its objects, and the defaults. */
@@ -103,6 +112,7 @@ typedef struct mhai_family {
     const char *model_type; /* as in config.json */
     const char *text_type;  /* of a multimodal model: model_type of text_config, the only part that
                              * is read; NULL: config.json describes a text model */
+    bool images;            /* of a multimodal model, it reads vision_config */
     const struct mhai_family *encoder; /* of a folder with two towers, whose decoder this family
                                         * describes: the family of its encoder, which is not in
                                         * the list; NULL: the model has one tower */
@@ -171,15 +181,19 @@ typedef struct mhai_family {
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
     X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu)                           \
+    X(vit) X(dinov2) X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model)             \
+    X(clip_images) X(clip) X(siglip_vision_model) X(siglip_images) X(dinov3_vit)                  \
     X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
 MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
 
-/* Find the family that config.json names. */
-MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
+/* Find the family that config.json names. images: of a model of several parts, prefer the one that
+ * reads images. */
+MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, bool images,
+                                          const mhai_family **family);
 
-/* For a multimodal model, continue with its text_config. Reject fields of the top level that affect
+/* For a multimodal model, continue with its text_config or vision_config. Reject fields of the top level that affect
  * the text and differ from text_config. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
 
@@ -202,6 +216,34 @@ static inline const mhai_weight_name *mhai_family_name(const mhai_family *family
 {
     return mhai_family_next_name(family, ours, NULL, theirs);
 }
+
+/* Shared by vision transformers (vision.c): their defaults. */
+typedef struct mhai_vision {
+    int64_t patch, usual_registers;
+    bool cls, registers;     /* has CLS; num_register_tokens is read */
+    bool own_inner, own_act; /* intermediate_size, hidden_act are not read */
+    const char *act;
+    double epsilon;
+    mhai_sizes sizes;
+    mhai_filter filter;
+    bool edges;               /* mhai_processor.edges */
+    const double *mean, *std; /* NULL: 0.5 */
+} mhai_vision;
+extern const mhai_shape_keys mhai_vision_keys;
+extern const double mhai_imagenet_mean[3], mhai_imagenet_std[3], mhai_clip_mean[3],
+    mhai_clip_std[3];
+MHA_NODISCARD mha_status mhai_read_vision(const mhai_config *config, const mhai_vision *vision,
+                                          mhai_family_plan *plan);
+
+/* Read hidden_act. */
+MHA_NODISCARD mha_status mhai_read_activation(const mhai_config *config, const char *usual,
+                                              mha_feed_forward *kind);
+
+/* ViT's names of q, k and v. */
+#define MHAI_VIT_NAMES                                            \
+    MHAI_NAME("self_attn.q_proj", "attention.attention.query"),   \
+        MHAI_NAME("self_attn.k_proj", "attention.attention.key"), \
+        MHAI_NAME("self_attn.v_proj", "attention.attention.value")
 
 /* Shared by bert.c and its relatives: describe an encoder of BERT's kind. */
 extern const mhai_weight_name mhai_bert_names[];

@@ -374,6 +374,10 @@ static bool write_own(const mha_transformer_desc *d, json_t *root)
 {
     bool good =
         (d->type_count == 0 || mhai_put_count(root, "type_count", d->type_count)) &&
+        (d->feature_dim == 0 || mhai_put_count(root, "feature_dim", d->feature_dim)) &&
+        (d->grid_rows == 0 || (mhai_put_count(root, "grid_rows", d->grid_rows) &&
+                               mhai_put_count(root, "grid_cols", d->grid_cols) &&
+                               mhai_put_count(root, "grid_first", d->grid_first))) &&
         (!d->layers || write_layers(d, root)) && write_factors(d, root) &&
         (!d->layer_heads || (put_list(root, "layer_heads", d->layer_heads, d->num_layers) &&
                              put_list(root, "layer_kv_heads", d->layer_kv_heads, d->num_layers))) &&
@@ -492,6 +496,10 @@ static mha_status read_own(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_optional(config, "memory_dim", 0, MHAI_MOST_WIDTH, 0, &d->memory_dim));
     MHA_TRY(mhai_config_optional(config, "token_dim", 0, MHAI_MOST_WIDTH, 0, &d->token_dim));
     MHA_TRY(mhai_config_optional(config, "type_count", 0, MHAI_MOST_ENTRIES, 0, &d->type_count));
+    MHA_TRY(mhai_config_optional(config, "feature_dim", 0, MHAI_MOST_WIDTH, 0, &d->feature_dim));
+    MHA_TRY(mhai_config_optional(config, "grid_rows", 0, MHAI_MOST_WIDTH, 0, &d->grid_rows));
+    MHA_TRY(mhai_config_optional(config, "grid_cols", 0, MHAI_MOST_WIDTH, 0, &d->grid_cols));
+    MHA_TRY(mhai_config_optional(config, "grid_first", 0, MHAI_MOST_WIDTH, 0, &d->grid_first));
     MHA_TRY(read_own_kinds(config, d));
     MHA_TRY(mhai_read_heads(config, plan));
     MHA_TRY(read_layers(config, plan));
