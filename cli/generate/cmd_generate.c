@@ -207,19 +207,24 @@ static cli_exit read_source(run *r, const mha_model *encoder, const char *text)
 
 ARENA_RELEASE(free_audio, mha_audio_free)
 
-/* Encode a wav file. */
-static cli_exit hear(run *r, const mha_model *encoder, const char *path)
+/* Read the file of --audio before the model, which may take long to load. NULL stays NULL. */
+static cli_exit read_recording(const char *path, mha_audio **audio)
+{
+    if (!path) return CLI_OK;
+    CLI_TRY(ARENA_ALLOC(1, audio));
+    (*audio)->struct_size = sizeof **audio;
+    CLI_TRY(cli_check(mha_audio_read(path, *audio)));
+    return arena_keep(*audio, free_audio);
+}
+
+/* Encode a recording. */
+static cli_exit hear(run *r, const mha_model *encoder, mha_audio *audio)
 {
     mha_hearing hearing = {.struct_size = sizeof hearing};
     mha_model_info info = {.struct_size = sizeof info};
-    mha_audio *audio;
     float *mel, *rows;
-    CLI_TRY(ARENA_ALLOC(1, &audio));
-    audio->struct_size = sizeof *audio;
     CLI_TRY(cli_check(mha_model_hearing(encoder, &hearing)));
     CLI_TRY(cli_check(mha_model_describe(encoder, &info)));
-    CLI_TRY(cli_check(mha_audio_read(path, audio)));
-    CLI_TRY(arena_keep(audio, free_audio));
     CLI_TRY(ARENA_ALLOC(hearing.bins * hearing.frames, &mel));
     CLI_TRY(ARENA_ALLOC(hearing.rows * info.hidden_size, &rows));
     const mha_tensor features =
@@ -232,7 +237,7 @@ static cli_exit hear(run *r, const mha_model *encoder, const char *path)
     return CLI_OK;
 }
 
-static cli_exit read_text(run *r, const char *text, const char *audio)
+static cli_exit read_text(run *r, const char *text, mha_audio *audio)
 {
     const mha_model *encoder = mha_model_encoder(r->model);
     mha_hearing hearing = {.struct_size = sizeof hearing};
@@ -482,16 +487,18 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
 {
     generate_options options = {.max_tokens = 64, .cache = CACHE_DEFAULTS};
     args_line line = {0};
+    mha_audio *audio = NULL;
     run r = {0};
     CLI_TRY(args_parse(&generate_page, argument_count, arguments, &options, &line));
     CLI_TRY(args_check(&generate_page, &line));
     CLI_TRY(check_options(&options, &r));
     CLI_TRY(check_text_options(&options, line.plain.count > 1));
+    CLI_TRY(read_recording(options.audio, &audio));
     CLI_TRY(load(&r, &options, line.plain.items[0]));
     const char *text = line.plain.count > 1 ? line.plain.items[1] : "";
     const char *shown = r.tokenizer && !options.chat ? text : NULL;
     CLI_TRY(make_prompt(&r, &options, line.plain.items[0], &text));
     CLI_TRY(make_room(&r, &options, text));
-    CLI_TRY(read_text(&r, text, options.audio));
+    CLI_TRY(read_text(&r, text, audio));
     return generate(&r, shown, &options);
 }

@@ -72,11 +72,12 @@ def packages():
     check(made["script/test"][1] and made[".ci/run"][1], f"both call it: {made}")
     code, _, err = shell("""mkdir -p build/venv/bin tools
 printf '#!/bin/sh\\necho "$*" >>made; [ "$5" != torch==2.13.0 ] || exit ${BAD:-0}\\n' >build/venv/bin/python
-printf '#!/bin/sh\\necho model >>made\\n' >tools/get-minilm; cp tools/get-minilm tools/get-smollm2
+printf '#!/bin/sh\\necho model >>made\\n' >tools/get-minilm
+for name in smollm2 rxnmapper; do cp tools/get-minilm tools/get-$name; done
 chmod +x build/venv/bin/python tools/*; make_venv; ! (export BAD=1; make_venv)""")
     lines = (FOLDER / "made").read_text().splitlines()
     check(code == 0 and [line.split()[-1] for line in lines] == [
-        "torch==2.13.0", "tests/python/requirements.txt", "model", "model", "torch==2.13.0"], f"{code}: {err} {lines}")
+        "torch==2.13.0", "tests/python/requirements.txt", "model", "model", "model", "torch==2.13.0"], f"{code}: {err} {lines}")
 
 
 def missing():

@@ -459,7 +459,7 @@ static void descriptions_are_checked(void)
     expect_spoiled(d, mha_decoder_create(context, transformer, &d, &made), status, part, \
                    __VA_ARGS__);                                                         \
     expect_spoiled(d, mha_decoder_count(transformer, &d, &sizes), status, part, __VA_ARGS__)
-    REFUSED(t, MHA_ERR_UNSUPPORTED, "flags 0x4", d.flags = 4);
+    REFUSED(t, MHA_ERR_UNSUPPORTED, "flags 0x8", d.flags = 8);
     REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved is 4", d.reserved2 = 4);
     REFUSED(t, MHA_ERR_UNSUPPORTED, "reserved is 5", d.reserved3 = 5);
     REFUSED(t, MHA_ERR_ARGUMENT, "page_size is -1", d.page_size = -1);
