@@ -55,6 +55,7 @@ def hidden_of(model, ids, double):
             return model(torch.from_numpy(ids)).last_hidden_state.numpy()
 
 
+@pytest.mark.gate(9)
 @pytest.mark.parametrize("kind, options", CASES, ids=str)
 def test_hidden_states_and_maps(tmp_path, kind, options):
     model, ids = their_model(kind, options, 41), ids_of(42)
