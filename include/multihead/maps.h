@@ -182,6 +182,22 @@ MHA_API int64_t mha_maps_count(const mha_maps *maps, int64_t layer);
 MHA_API MHA_NODISCARD mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other,
                                                    bool *same);
 
+/**
+ * How well rows of weights move forward through their columns, such as cross-attention from a text to its
+ * source or to sound: heads that align the two score high, heads that stay at one place score 0.
+ *
+ *   score = max over j_0 <= j_1 <= ... of sum_t w(t, j_t) / T  -  max over j of sum_t w(t, j) / T
+ *   w(t, j) = sum of p[t, j - reach .. j + reach]
+ *
+ *   p f32 [T,S], any strides    columns [T] out, the path j; NULL: not requested
+ *
+ * Memory   8 bytes per number of p, until it returns.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_ARGUMENT (reach), MHA_ERR_SIZE, MHA_ERR_NOMEM.
+ * Threads  any.   Cost  T S (2 reach + 2) additions.   Accuracy  in double.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_align_rows(const mha_tensor *p, int64_t reach, double *score,
+                                                int64_t *columns);
+
 /** Write maps as JSON (docs/program.md describes the object). Numbers have nine digits, which round-trip
  * every float; NaN and infinity are null. Fields of tokens without an array are null, and special is
  * false. Memory none. Errors those of the sink. Threads any. Since 0.1 */

@@ -14,6 +14,17 @@
 
 static const size_t most_config_bytes = 16u << 20, most_file_bytes = 1u << 30;
 
+/* The path of a file of the model, which the caller frees; NULL: out of memory. FOLDER/encoder has those
+ * of the folder. */
+static char *path_of(const char *like, const char *name)
+{
+    char *outer;
+    if (mhai_model_outer(like, &outer) != MHA_OK) return NULL;
+    char *path = mhai_model_join(outer ? outer : like, name);
+    free(outer);
+    return path;
+}
+
 mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
 {
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
@@ -22,7 +33,7 @@ mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
         return mhai_path_fail(
             MHA_ERR_UNSUPPORTED, like,
             "the tokenizer of a GGUF file cannot be copied to a folder; use the model's folder");
-    char *path = mhai_model_join(like, "config.json");
+    char *path = path_of(like, "config.json");
     if (!path) return MHA_NO_MEMORY("checkpoint");
     mha_status status = mhai_json_read(path, most_config_bytes, &theirs);
     free(path);
@@ -52,7 +63,7 @@ mha_status mhai_checkpoint_like_files(const char *like, const char *folder)
 {
     mha_status status = MHA_OK;
     for (const char *const *name = mhai_tokenizer_files; *name && status == MHA_OK; name++) {
-        char *from = mhai_model_join(like, *name);
+        char *from = path_of(like, *name);
         if (!from)
             status = MHA_NO_MEMORY("checkpoint");
         else if (access(from, F_OK) == 0)

@@ -13,6 +13,8 @@ typedef struct mhai_reader {
     int32_t begin, end;    /* the tokens around a text; -1: none */
     const int32_t *starts; /* [start_count] mha_model_start_tokens() */
     int64_t start_count;
+    const int32_t *ends; /* [end_count] mha_model_end_tokens() */
+    int64_t end_count;
 } mhai_reader;
 
 MHA_NODISCARD mha_status mhai_reader_make(const mha_model *model, mhai_reader *reader);

@@ -21,6 +21,7 @@ mha_status mhai_reader_make(const mha_model *model, mhai_reader *reader)
                             .begin = -1,
                             .end = -1};
     reader->start_count = mha_model_start_tokens(model, &reader->starts);
+    reader->end_count = mha_model_end_tokens(model, &reader->ends);
     MHA_TRY(mha_model_describe(model, &reader->info));
     if (reader->pieces) {
         MHA_TRY(mha_tokenizer_describe(reader->pieces, &info));
@@ -279,6 +280,15 @@ static void fill(const reading *r, int64_t starts, const columns *from, char *te
                          tokens->sentences);
 }
 
+/* The tokenizer's end token; with `all`, any of the model's. */
+static bool is_end(const reading *r, int32_t id, bool all)
+{
+    bool found = id == r->reader.end;
+    for (int64_t i = 0; all && i < r->reader.end_count; i++)
+        found = found || id == r->reader.ends[i];
+    return found;
+}
+
 static bool is_empty(const columns *from)
 {
     int64_t i = 0;
@@ -298,7 +308,7 @@ static mha_status take(const reading *r, columns *from, mha_tokens *tokens)
     int64_t starts = target;
     size_t bytes = 0;
     char *text;
-    while ((prompt || target) && from->count > 1 && from->ids[from->count - 1] == r->reader.end)
+    while ((prompt || target) && from->count > 1 && is_end(r, from->ids[from->count - 1], target))
         from->count--;
     if (target && from->count > 0 && from->ids[0] == r->reader.starts[0])
         starts = 0; /* the tokenizer adds it (Whisper) */

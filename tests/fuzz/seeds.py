@@ -466,7 +466,42 @@ def towers():
         name: f32(*shape) for name, shape in shapes.items()}
 
 
+def encoders():
+    """Layers that share weights or a table, embeddings that are projected, windows on both sides."""
+    V, sizes = len(VOCAB), {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 4, "intermediate_size": 6,
+                            "vocab_size": len(VOCAB), "max_position_embeddings": 14}
+
+    def made(tables, before, layers, linear, norms, extra):
+        shapes = {f"{name}.weight": (rows, width) for name, rows, width in tables} | extra
+        for layer in layers:
+            for name, rows, cols in linear:
+                shapes |= {f"{before}{layer}{name}.weight": (rows, cols), f"{before}{layer}{name}.bias": (rows,)}
+            for name in norms:
+                shapes |= {f"{before}{layer}{name}.{part}": (4,) for part in ("weight", "bias")}
+        return {name: f32(*shape) for name, shape in shapes.items()}
+    norm, at = ("embeddings.LayerNorm.weight", "embeddings.LayerNorm.bias"), "encoder.embedding_hidden_mapping_in."
+    yield {"model_type": "albert", "embedding_size": 3, **sizes}, made(
+        [("embeddings.word_embeddings", V, 3), ("embeddings.position_embeddings", 14, 3),
+         ("embeddings.token_type_embeddings", 2, 3)], "encoder.albert_layer_groups.0.albert_layers.0.", [""],
+        [(f"attention.{name}", 4, 4) for name in ("query", "key", "value", "dense")] + [("ffn", 6, 4), ("ffn_output", 4, 6)],
+        ["attention.LayerNorm", "full_layer_layer_norm"],
+        {norm[0]: (3,), norm[1]: (3,), f"{at}weight": (4, 3), f"{at}bias": (4,)})
+    yield {"model_type": "mpnet", **sizes}, made(
+        [("embeddings.word_embeddings", V, 4), ("embeddings.position_embeddings", 14, 4),
+         ("encoder.relative_attention_bias", 32, 2)], "encoder.layer.", ["0.", "1."],
+        [(f"attention.attn.{name}", 4, 4) for name in "qkvo"] + [("intermediate.dense", 6, 4), ("output.dense", 4, 6)],
+        ["attention.LayerNorm", "output.LayerNorm"], {name: (4,) for name in norm})
+    tensors = made([("embeddings.tok_embeddings", V, 4)], "layers.", ["0.", "1."],
+                   [("attn.Wqkv", 12, 4), ("attn.Wo", 4, 4), ("mlp.Wi", 12, 4), ("mlp.Wo", 4, 6)],
+                   ["attn_norm", "mlp_norm"], {"embeddings.norm.weight": (4,), "final_norm.weight": (4,)})
+    drop = [name for name in tensors if name.endswith("bias") or name.startswith("layers.0.attn_norm")]
+    yield {"model_type": "modernbert", "local_attention": 4, "global_attn_every_n_layers": 2, **sizes}, {
+        name: tensor for name, tensor in tensors.items() if name not in drop}
+
+
 def of_model():
+    for config, tensors in encoders():
+        yield config["model_type"], parts(json.dumps(config), safetensors(tensors), "\n".join(VOCAB) + "\n", "the cats a")
     for config, tensors in towers():
         yield config["model_type"], parts(json.dumps(config), safetensors(tensors), "\n".join(VOCAB) + "\n", "the cats a")
     config, tensors = bert()

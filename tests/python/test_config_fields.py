@@ -203,7 +203,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "attention_multiplier": 0.3, "logits_scaling": 3.0,
          "logit_scale": 0.3, "use_qk_norm": True, "swiglu_limit": 5.0, "swiglu_alpha": 1.5, "mamba_dt_min": .2,
          "topk_method": "greedy", "moe_layer_freq": 2, "mlp_layer_types": ["dense", "sparse"], "rope_interleave": False,
-         "scale_attn_weights": False, "sinusoidal_pos_embds": True}
+         "scale_attn_weights": False, "sinusoidal_pos_embds": True, "global_attn_every_n_layers": 2}
 # Fields that change no family's numbers.
 IDLE = re.compile(r".*(drop|summary|transformers_version|architectures|dtype|label|problem|initializer|output_hidden"
                   r"|output_attentions|return_dict|use_cache|_name_or_path|model_type|bos_token|eos_token|cache).*")

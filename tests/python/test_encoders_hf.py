@@ -1,5 +1,7 @@
 """Encoders of other families than BERT compared with transformers in float64: hidden states, maps and gradients of
 random configurations, with and without a head's prefix, the library's own folders, and rejected models."""
+import contextlib
+import copy
 import json
 
 import numpy as np
@@ -104,3 +106,41 @@ def test_refused(tmp_path, kind, change, words):
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(mha.MultiheadError, match=words):
         ck.Transformer(tmp_path)
+
+
+# ---- gradients ------------------------------------------------------------------------------------
+def torch_gradients(model, ids, targets, folder, double):
+    """As in test_checkpoint_hf.py, of the cross-entropy of hidden states taken as logits."""
+    model = in_float64(model) if double else model.float()
+    model.zero_grad()
+    with in_double() if double else contextlib.nullcontext():
+        rows = model(torch.from_numpy(ids)).last_hidden_state.flatten(0, 1)
+        torch.nn.functional.cross_entropy(rows, torch.from_numpy(targets).flatten()).backward()
+    copied = copy.deepcopy(model).float()
+    with torch.no_grad():
+        for mine, theirs in zip(copied.parameters(), model.parameters()):
+            mine.copy_(torch.zeros_like(theirs) if theirs.grad is None else theirs.grad * 2**40)
+    copied.save_pretrained(folder)
+    placed = ck.Transformer(folder)
+    return placed.parameters(placed.data.astype(np.float64) / 2**40)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "gemma3_text"])
+def test_gradients(tmp_path, kind):
+    """Layers that share a weight have a gradient each; torch has their sum."""
+    model, ids = their_model(kind, FAMILIES[kind][0], 48), ids_of(49)
+    targets = np.random.default_rng(50).integers(0, 32, ids.shape)
+    model.save_pretrained(tmp_path / "weights")
+    ours = ck.Transformer(tmp_path / "weights")
+    exact, single = (torch_gradients(model, ids, targets, tmp_path / name, double)
+                     for name, double in (("exact", True), ("single", False)))
+    found = ours.parameters(ours(ids, targets))
+    shared = [name for name in found if name.startswith("layers.") and (
+        kind == "albert" or "relative_attention_bias" in name)]
+    for name in shared[:len(shared) // 3]:
+        found[name] = sum(found[name.replace(".0.", f".{i}.", 1)].astype(np.float64) for i in range(3))
+    sizes = {name: np.abs(exact[name.replace("k_proj.bias", "q_proj.bias")]).max()
+             for name in exact if name not in shared[len(shared) // 3:]}
+    assert min(sizes.values()) > 1e-7
+    assert rounds_like(*(np.concatenate([np.ravel(x[name] / sizes[name]) for name in sizes])
+                         for x in (found, single, exact)))

@@ -2,10 +2,12 @@
 removed heads, and rejected models. The models are random."""
 import importlib
 import json
+import pathlib
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import checkpoint_ctypes as ck
 import circuits_ctypes as circuits
@@ -84,6 +86,7 @@ def test_a_rotation_by_the_length_of_a_text(tmp_path, length):
     assert rounds_like(ours, rounded, in_double(net, ids))
 
 
+@pytest.mark.gate(5)
 def test_threads_batches_and_steps_change_no_bit(made):
     ids, model = torch.randint(0, 97, (2, 150)).tolist(), made[1]
     whole = [model.logits(row) for row in ids]
@@ -99,6 +102,7 @@ def test_threads_batches_and_steps_change_no_bit(made):
                 assert np.array_equal(got[b], whole[b][at:at + size])
 
 
+@pytest.mark.gate(5)
 def test_greedy_tokens_are_those_of_transformers(made):
     net, model = made
     ids = torch.randint(0, 97, (1, 9))
@@ -113,6 +117,7 @@ def test_greedy_tokens_are_those_of_transformers(made):
     assert theirs[8:-1].tolist() == ours == model.logits(whole)[8:-1].argmax(-1).tolist()
 
 
+@pytest.mark.gate(3)
 def test_sequences_are_forked_and_rolled_back(made):
     model, ids = made[1], torch.randint(0, 97, (60,)).tolist()
     whole, decoder = model.logits(ids), model.decoder(batch=2)
@@ -123,6 +128,7 @@ def test_sequences_are_forked_and_rolled_back(made):
     assert np.array_equal(got[0], whole[20:]) and np.array_equal(got[1], whole[20:])
 
 
+@pytest.mark.gate(6)
 def test_maps_and_heads_are_those_of_transformers(made):
     net, model = made
     net.set_attn_implementation("eager")
@@ -135,6 +141,25 @@ def test_maps_and_heads_are_those_of_transformers(made):
         assert np.abs(p - other).max() < 1e-5
         assert v.shape[-1] == net.model.layers[0].self_attn.v_head_dim
         assert np.abs(p @ v - heads).max() < 1e-5 * np.abs(heads).max()
+
+
+@pytest.mark.parametrize("made", FAMILIES, indirect=True)
+def test_own_folders_and_16_bits_preserve_the_bits(made, tmp_path):
+    """Our own folders describe every setting. 16-bit rows are those of the same numbers in 32 bits."""
+    net, model = made
+    ids = torch.randint(0, 97, (1, 60)).numpy()
+    ours = ck.Transformer(model.path)
+    ours.save(tmp_path / "own")
+    assert np.array_equal(ck.Transformer(tmp_path / "own")(ids), ours(ids))
+    weights = {name: p.bfloat16() for name, p in load_file(f"{model.path}/model.safetensors").items()}
+    logits = []
+    for kind in torch.bfloat16, torch.float32:
+        folder = tmp_path / str(kind)
+        folder.mkdir()
+        save_file({name: p.to(kind) for name, p in weights.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text((pathlib.Path(model.path) / "config.json").read_text())
+        logits.append(ck.Transformer(folder)(ids))
+    assert np.array_equal(*logits)
 
 
 @pytest.mark.parametrize("made", FAMILIES, indirect=True)
@@ -151,6 +176,7 @@ def test_heads_are_switched_off(made):
     assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(theirs)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("made", FAMILIES, indirect=True)
 def test_the_program_shows_heads_and_refuses_the_rest(made, tmp_path):
     model, text = made[1], tmp_path / "text.txt"
@@ -288,6 +314,7 @@ def changed(config, folder, to):
     (to / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("kind, field, value, error", [(kind, *row) for kind in REFUSED for row in REFUSED[kind]])
 def test_hostile_fields_are_refused(folders, tmp_path, kind, field, value, error):
     changed({**json.loads((folders[kind] / "config.json").read_text()), field: value}, folders[kind], tmp_path)
@@ -305,7 +332,6 @@ def test_a_missing_query_rank_is_an_error(folders, tmp_path):
 
 
 def test_layers_that_predict_further_tokens_are_ignored(folders, tmp_path):
-    from safetensors.torch import load_file, save_file
     folder = folders["deepseek_v3"]
     weights = load_file(folder / "model.safetensors")
     save_file({**weights, "model.layers.5.embed_tokens.weight": torch.zeros(97, 48)}, tmp_path / "model.safetensors")

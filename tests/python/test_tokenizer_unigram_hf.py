@@ -13,6 +13,7 @@ import re
 import struct
 
 import pytest
+import transformers
 from tokenizers import (AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors,
                         trainers)
 
@@ -267,6 +268,20 @@ def test_random_models(tmp_path):
         pair = load(tmp_path / f"m{turn}", vocab, 0, fallback)
         for _ in range(20):
             check(pair, "".join(rng.choice("abcéxy\u4e00") for _ in range(rng.randrange(14))))
+
+
+@pytest.mark.parametrize("make, kind, more", [
+    (xlm_roberta, "XLMRobertaTokenizer", ["<mask>"]), (albert, "AlbertTokenizer", ["[MASK]"]),
+    (t5, "T5Tokenizer", [f"<extra_id_{i}>" for i in range(99, -1, -1)])], ids=lambda p: getattr(p, "__name__", p))
+def test_folders_of_transformers(tmp_path, nmt_nfkc, make, kind, more):
+    vocab = json.loads(make(nmt_nfkc).to_str())["model"]["vocab"]
+    vocab = [tuple(pair) for pair in vocab] + [(name, 0.0) for name in more]
+    theirs = getattr(transformers, kind)(vocab=vocab, _spm_precompiled_charsmap=nmt_nfkc)
+    theirs.save_pretrained(tmp_path)
+    ours = Ours(tmp_path)
+    compare_random((ours, Tokenizer.from_file(str(tmp_path / "tokenizer.json"))), 6, 50)
+    assert ours.encode(f"a {more[0]} b")["ids"].tolist() == theirs(f"a {more[0]} b")["input_ids"]
+    assert ours.describe().pad_id == theirs.pad_token_id and ours.describe().unk_id == theirs.unk_token_id
 
 
 def test_old_form_without_type(tmp_path):

@@ -1,6 +1,7 @@
 """Encoder-decoders from folders of transformers, compared with it in float64: encoder rows, logits, all three kinds of
 maps, steps, greedy tokens, and rejected models. The models are random."""
 import importlib
+import itertools
 import json
 import re
 import subprocess
@@ -128,6 +129,25 @@ def test_rows_logits_and_maps_are_those_of_transformers_in_double(made):
         for mine, theirs, wanted in zip(*layers):
             assert rounds_like(mine, theirs.numpy(), wanted.numpy())
     assert states.shape == (encoder.layers + 1, 60, encoder.hidden_size)
+
+
+def test_the_alignment_is_that_of_all_paths(made):
+    """The best of all paths that never go back, tried one by one over five rows and six columns."""
+    source, target = (ids[0].tolist() for ids in texts())
+    found = made[1].attention(target[:5], source=source[:6], outputs="cross_probabilities")
+    for reach in (0, 1):
+        scores, columns = found.alignment(reach)
+        for layer, maps in enumerate(found.cross_probabilities):
+            for head, p in enumerate(maps.astype(float)):
+                w = np.stack([p[:, max(0, j - reach):j + reach + 1].sum(1) for j in range(6)], 1)
+                sums = {path: sum(w[range(5), path]) for path in itertools.combinations_with_replacement(range(6), 5)}
+                best = max(sums.values())
+                assert abs(scores[layer, head] - (best - w.sum(0).max()) / 5) < 1e-6
+                assert abs(sums[tuple(columns[layer, head])] - best) < 1e-9
+    with pytest.raises(multihead.Error, match="reach is -1"):
+        found.alignment(-1)
+    with pytest.raises(ValueError, match="cross_probabilities"):
+        made[1].attention(target[:5], source=source[:6]).alignment()
 
 
 def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
@@ -296,6 +316,37 @@ def test_the_program(folders, tmp_path):
     made = [int(i) for i in done.stdout.split()]
     assert made and model.detokenize(made) == model.generate(source=source, max_tokens=20)
     assert program("heads", folder / "encoder", source).returncode == 0
+    (tmp_path / "text.txt").write_text("the cat sat. a dog ran to the mat and the cat.\n" * 20)
+    done = program("prune", folder / "encoder", "--text", tmp_path / "text.txt", "--keep", "6", "-o", tmp_path / "small")
+    assert done.returncode == 0, done.stderr
+    small = multihead.Model(tmp_path / "small")
+    assert sum(small.heads_of_layers) == 6 and small.tokenize(source).ids.tolist() == encoder.tokenize(source).ids.tolist()
+
+
+def test_the_texts_of_both_towers(tmp_path):
+    """The tokenizer of BART puts its marks around texts: a target begins with the start token and has no end."""
+    net_of("bart").save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    made = json.loads(path.read_text())
+    mark = lambda token: {"SpecialToken": {"id": token, "type_id": 0}}
+    made["post_processor"] = {
+        "type": "TemplateProcessing", "single": [mark("!"), {"Sequence": {"id": "A", "type_id": 0}}, mark("#")],
+        "pair": [mark("!"), {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {token: {"id": token, "ids": [i], "tokens": [token]} for token, i in (("!", 0), ("#", 2))}}
+    path.write_text(json.dumps(made))
+    model = multihead.Model(tmp_path)
+    assert model.encoder.tokenize("$%").ids.tolist() == [0, 3, 4, 2]
+    assert model.tokenize("$%").ids.tolist() == [2, 0, 3, 4] and model.tokenize("$%").special.tolist() == [
+        True, True, False, False]
+    assert model._prompt("") == [2] and model._prompt("$") == [2, 0, 3]
+    for start in (0, 3):  # a tokenizer that adds the start token, as Whisper's does, and another one
+        config = json.loads((tmp_path / "config.json").read_text()) | {"decoder_start_token_id": start}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "generation_config.json").unlink(missing_ok=True)
+        model = multihead.Model(tmp_path)
+        assert model.tokenize("$%").ids.tolist() == [3] * (start == 3) + [0, 3, 4]
+        assert model._prompt("") == [start]
 
 
 @pytest.mark.parametrize("arguments, error", [

@@ -32,12 +32,11 @@ static const mha_layer_desc layers[L] = {
                  .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_NORMALISED | MHA_EXPERTS_SCORE_BIAS}},
     {NORMED,
      .experts = {.count = 6, .used = 3, .groups = 3, .groups_used = 2, .flags = MHA_EXPERTS_BIAS}},
-    {NORMED,
-     .experts = {.count = 6,
-                 .used = 2,
-                 .groups = 2,
-                 .groups_used = 1,
-                 .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_SCORE_BIAS | MHA_EXPERTS_GROUP_PAIRS}}};
+    {NORMED, .experts = {.count = 6,
+                         .used = 2,
+                         .groups = 3,
+                         .groups_used = 1,
+                         .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_GROUP_PAIRS}}};
 
 static mha_transformer *make_typed(mha_context *context, int64_t types)
 {

@@ -89,6 +89,22 @@ class ModelAttention:
 
         return head_view(self, html_action="return").data
 
+    def alignment(self, reach: int = 5) -> tuple[Floats, np.ndarray[Any, np.dtype[np.int64]]]:
+        """How well the cross-attention of each head moves forward through the source (`mha_align_rows`): scores
+        [layers,H], and the column of each row [layers,H,T]. Row t is that of the token at t, which predicts t + 1. For
+        Whisper a column is 0.02 s."""
+        if self.cross_probabilities is None:
+            raise ValueError("the cross-attention was not asked for: pass outputs='cross_probabilities'")
+        shape = (len(self.layers), len(self.cross_probabilities[0]), len(self.tokens))
+        scores, columns = np.zeros(shape[:2], np.float32), np.zeros(shape, np.int64)
+        value = C.c_double()
+        for layer, maps in enumerate(self.cross_probabilities):
+            for head, map_ in enumerate(maps):
+                check(model_library().mha_align_rows(C.byref(_tensor.tensor(map_)), min(reach, map_.shape[1] - 1),
+                                                     C.byref(value), columns[layer, head].ctypes.data_as(_abi.Int64Pointer)))
+                scores[layer, head] = value.value
+        return scores, columns
+
     def stack(self) -> Floats:
         """All maps as one array [layers,H,T,T]."""
         maps = self._maps()

@@ -148,14 +148,12 @@ typedef struct mhai_family {
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
     const mhai_rope_kind *ropes;   /* NULL, or two in its place, with an object for each type of
                                     * layers in rope_parameters: without a window and with one */
-    bool partial; /* only part of each head may rotate; elsewhere transformers ignores the
+    bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
-    bool even;    /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
-    bool mxfp4;   /* experts may be in blocks of MXFP4, as quantization_config then says */
-    bool lengths; /* the rotation may depend on the length of a text (longrope), as in Phi 3 */
-    /* longrope: likewise, where the length is max_position_embeddings by default and other types
-     * have their own meaning */
-    bool longrope;
+    bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
+    bool mxfp4;     /* experts may be in blocks of MXFP4, as quantization_config then says */
+    bool lengths;   /* the rotation may depend on the length of a text (longrope), as in Phi 3 */
+    bool longrope;  /* likewise, but its border is max_position_embeddings by default */
     bool both_ways; /* read() reads use_bidirectional_attention */
     bool may_tie;   /* whether the output is the token table depends on the weights */
     bool tied;      /* the output is the token table unless config.json says otherwise */

@@ -171,7 +171,8 @@ static bool write_experts(const mha_experts_desc *x, json_t *root)
 
 static bool is_expert_key(const char *key)
 {
-    bool known = strcmp(key, "scale") == 0 || strcmp(key, "sum_epsilon") == 0;
+    bool known = strcmp(key, "scale") == 0 || strcmp(key, "sum_epsilon") == 0 ||
+                 strcmp(key, "groups") == 0 || strcmp(key, "groups_used") == 0;
     for (int i = 0; i < EXPERT_COUNTS; i++)
         known = known || strcmp(key, expert_counts[i].name) == 0;
     for (int i = 0; i < EXPERT_FLAGS; i++) known = known || strcmp(key, expert_flags[i].name) == 0;
