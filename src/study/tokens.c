@@ -33,7 +33,9 @@ mha_status mhai_reader_make(const mha_model *model, mhai_reader *reader)
         reader->end = mha_vocabulary_end(reader->words);
     } else {
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "the model has no tokenizer; pass token ids instead of a text");
+                        reader->info.patch_size > 0
+                            ? "the model reads images, not texts; see 'multihead view --image'"
+                            : "the model has no tokenizer; pass token ids instead of a text");
     }
     return MHA_OK;
 }
