@@ -127,5 +127,13 @@ def test_refused(models, arguments, code, words):
     assert words in done.stderr and "Error" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["heads", "--example", "all"], ["heads", "--words"], ["serve"],
+                                       ["page", "-o", "x.html"]], ids=str)
+def test_commands_that_read_texts(models, arguments):
+    done = subprocess.run([PROGRAM, *arguments, "vit"], cwd=models, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 5
+    assert "vit: the model reads images, not texts; see 'multihead view --image'" in done.stderr
+
+
 def test_model_of_texts(models):
     assert "reads texts, not images; give a text" in view(TINY, "--image", models / "scene.png", code=5)
