@@ -285,8 +285,28 @@ def test_weights_of_other_files(folders, tmp_path):
         multihead.Model(tmp_path)
     del older["model.encoder.embed_tokens.weight"]
     save_file({**weights, **older}, tmp_path / "model.safetensors")
-    with pytest.raises(multihead.Error, match="'shared.weight' is missing"):
+    with pytest.raises(multihead.Error, match="'encoder.embed_tokens.weight' is missing"):
         multihead.Model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian", "t5", "mt5"])
+def test_towers_with_embeddings_of_their_own(tmp_path, kind):
+    """They are preferred to the shared ones that the file also has, as in transformers."""
+    net_of(kind).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    weights, prefix = load_file(tmp_path / "model.safetensors"), "model." * (kind in ("bart", "marian"))
+    for name in (f"{prefix}encoder.embed_tokens.weight", f"{prefix}decoder.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.randn(VOCAB, 48)
+    save_file(weights, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    if kind == "t5":
+        config["scale_decoder_outputs"] = None  # not scaled
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    net = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    source, target = texts()
+    rounded, exact = run(net, source, target)[1], in_double(net, source, target)[1]
+    ours = multihead.Model(tmp_path).logits(target[0].tolist(), source=source[0].tolist())
+    assert rounds_like(ours, rounded.numpy(), exact.numpy())
 
 
 def program(*arguments):

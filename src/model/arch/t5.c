@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define TOWER_NAMES(tower, feed)                                                           \
-    MHAI_NAME("embed_tokens", "shared"), MHAI_NAME("embed_tokens", tower ".embed_tokens"), \
+    MHAI_NAME("embed_tokens", tower ".embed_tokens"), MHAI_NAME("embed_tokens", "shared"), \
         MHAI_NAME("self_attn_norm", "layer.0.layer_norm"),                                 \
         MHAI_NAME("self_attn.q_proj", "layer.0.SelfAttention.q"),                          \
         MHAI_NAME("self_attn.k_proj", "layer.0.SelfAttention.k"),                          \
