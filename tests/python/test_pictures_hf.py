@@ -191,6 +191,30 @@ def test_two_towers(tmp_path):
     assert Model(tmp_path / "siglip").info.patch_rows == 1
 
 
+@pytest.mark.parametrize("change, error", [
+    ({"text_config_dict": {"num_attention_heads": 2}},
+     "'num_attention_heads' differs in 'text_config' and 'text_config_dict'"),
+    ({"text_config_dict": {"num_attention_heads": 4, "hidden_act": "gelu"}}, "'hidden_act' differs"),
+    ({"text_config_dict": {"num_attention_heads": 4}}, "'layer_norm_eps' differs"),
+    ({"text_config_dict": {"num_attention_heads": 4, "layer_norm_eps": 1e-3}}, None),
+    ({"vision_config_dict": {"num_attention_heads": 2}}, None),  # of the other tower
+    ({"text_config": {"model_type": "x"}}, "'model_type' of text_config is 'x', expected 'clip_text_model'")], ids=str)
+def test_copies_of_the_parts_of_clip(tmp_path, change, error):
+    """transformers prefers the copies, and takes its defaults for fields that they lack."""
+    config = transformers.CLIPConfig(text_config=text_config(layer_norm_eps=1e-3),
+                                     vision_config=dict(SMALL, image_size=16, patch_size=4))
+    transformers.CLIPModel(config).save_pretrained(tmp_path)
+    made = json.loads((tmp_path / "config.json").read_text())
+    for name, fields in change.items():
+        made[name] = {**made.get(name, {}), **fields}
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    if not error:
+        assert Model(tmp_path, NO_TOKENIZER).info.patch_rows == 0
+        return
+    with pytest.raises(mha.MultiheadError, match=error):
+        Model(tmp_path, NO_TOKENIZER)
+
+
 def test_names_of_classifiers(tmp_path):
     model = randomise(transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, image_size=16)), 54)
     model.save_pretrained(tmp_path / "whole")
