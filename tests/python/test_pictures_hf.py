@@ -3,6 +3,7 @@ of other sizes, rejected folders; and the patches of images, against transformer
 import ctypes as C
 import io
 import json
+import subprocess
 import zlib
 
 import numpy as np
@@ -15,7 +16,7 @@ import multihead_ctypes as mha
 from multihead import _tensor
 from multihead._abi import (Batch, Image, ModelInfo, ModelOptions, ModelOutputs, Picture, Tensor, Tokens)
 from multihead._library import model_library
-from shared import rounds_like
+from shared import HANGS, PROGRAM, rounds_like
 from test_checkpoint_hf import randomise, run_theirs
 
 LIBRARY = model_library()
@@ -274,6 +275,15 @@ def test_refused(tmp_path, folders, kind, change, words):
     folder = changed(folders[kind], tmp_path, "config.json", change)
     with pytest.raises(mha.MultiheadError, match=words):
         Model(folder)
+
+
+@pytest.mark.parametrize("arguments", [("circuits",), ("ablate", "x"), ("serve", "--port", "0"), ("page", "-o", "a.html"),
+                                       ("heads", "x"), ("view", "x")], ids=str)
+def test_the_program_refuses_images_for_texts(tmp_path, folders, arguments):
+    done = subprocess.run([PROGRAM, arguments[0], folders["vit"], *arguments[1:]], capture_output=True, text=True,
+                          check=False, timeout=HANGS, cwd=tmp_path)
+    wanted = f"multihead: {arguments[0]}: {folders['vit']}: the model reads images, not texts; see 'multihead view --image'"
+    assert (done.returncode, done.stderr.strip()) == (5, wanted)
 
 
 def pillow():
