@@ -377,7 +377,8 @@ def test_the_texts_of_both_towers(tmp_path):
     (("generate", "", "--chat", "x"), "--chat: "), (("generate", ""), "give TEXT, which its encoder reads"),
     (("view", "", "x"), "takes two texts, a source and a target"), (("perplexity", "", "--text", __file__), "does not predict"),
     (("view", "encoder", "x", "--self"), "--self: "), (("generate", "encoder", "x"), "does not predict the next token"),
-    (("prune", "", "--text", __file__, "--keep", "2"), "cannot be pruned"), (("ablate", "", "x"), "does not predict"),
+    (("prune", "", "--text", __file__, "--keep", "2"), "cannot be pruned; give"),
+    (("ablate", "", "x"), "is an encoder-decoder, whose heads cannot be ablated; 'multihead prune"),
     (("circuits", ""), "circuits reads self-attention: give"),
     (("view", "", "x", "--from", "x", "--to", "x"), "give the encoder alone"),
     (("view", "", "x", "--desk", "0"), "give the encoder alone")], ids=str)
