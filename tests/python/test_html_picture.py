@@ -118,7 +118,9 @@ def test_page(models, browser, size):
     expect(page.locator("#measures dt")).to_have_text([
         "mean distance in patches", "on itself and its neighbours", "on its own row", "on its own column", "on CLS",
         "on registers"])
+    expect(page.locator("#range")).to_contain_text(f"yellow {100 / MASK.sum():.1f} %, the largest weight in this map; square-")
     page.locator("#own").check()
+    expect(page.locator("#range")).to_contain_text("yellow 0.4 %, the largest weight of this query on a patch")
     page.locator("#mix").fill("90")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert errors == []
