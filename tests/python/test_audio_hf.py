@@ -204,7 +204,7 @@ def test_audio_is_required_and_refused(made, tmp_path):
     ({"max_source_positions": None}, "'max_source_positions' is missing"),
     ({"max_target_positions": 81}, "decoder.embed_positions.weight' has shape"),
     ({"activation_function": "relu"}, "activation_function 'relu' is not supported"),
-    ({"decoder_layers": 4}, "decoder.layers.3."), ({"decoder_attention_heads": 5}, "'decoder_attention_heads' is 5"),
+    ({"num_key_value_heads": 2}, "'num_key_value_heads' is 2, "), ({"decoder_layers": 4}, "decoder.layers.3."), ({"decoder_attention_heads": 5}, "'decoder_attention_heads' is 5"),
     ({"begin_suppress_tokens": "x"}, "'begin_suppress_tokens' is neither")], ids=str)
 def test_wrong_fields_are_named(tmp_path, fields, error):
     net_of("plain").save_pretrained(tmp_path)
