@@ -64,6 +64,9 @@ def test_pictures(models):
     assert inside.sum() > 0.1 * len(found) * MASK.mean() and outside.sum() > inside.sum()
     text = view(models / "vit", "--image", models / "scene.png", "--head", "1.0", "--ascii", "--color", "never")
     rows = [line.split("|")[1] for line in text.splitlines() if line.count("|") == 2]
+    both = view(models / "vit", "--image", models / "scene.png", "--head", "1.0,1.1", "--ascii", "--color", "never")
+    numbers = [line.split("|")[0].strip() for line in both.splitlines() if line.count("|") == 4]
+    assert numbers == [str(row) for row in range(16)]
     assert [row.count("@") / 2 for row in rows] == pytest.approx(MASK.sum(1).tolist(), abs=2)
     mean = view(models / "vit", "--image", models / "scene.png", "--query", "mean", "--ascii", "--head", "0.3")
     assert "all patches (mean)" in mean
