@@ -1,5 +1,6 @@
 """multihead view --image: an object is outlined by a head that looks for its colour, in numbers, in pictures and on the
 page in headless Chromium; rejected files and options."""
+import base64
 import json
 import subprocess
 
@@ -68,6 +69,16 @@ def test_pictures(models):
     assert "all patches (mean)" in mean
 
 
+def test_sums_of_a_page(models):
+    """Sums over patches are exact: those of 8-bit cells could exceed 1."""
+    view(models / "registers", "--image", models / "scene.png", "-o", models / "sums.html", "--npy", models / "sums.npy")
+    text = (models / "sums.html").read_text()
+    data = json.loads(text[text.index('{"rows"'):].split("</script>")[0])
+    maps, first = np.load(models / "sums.npy"), len(data["labels"])
+    found = [np.frombuffer(base64.b64decode(map["on_patches"]), np.float32) for map in data["maps"]]
+    assert np.allclose(found, maps[..., first:].sum(-1).reshape(-1, maps.shape[-1]), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [(1200, 900), (420, 800)])
 def test_page(models, browser, size):
     path = models / "page.html"
@@ -125,6 +136,14 @@ def test_refused(models, arguments, code, words):
     done = subprocess.run([PROGRAM, "view", "vit", *arguments], cwd=models, capture_output=True, text=True)
     assert done.returncode == code
     assert words in done.stderr and "Error" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["heads", "--example", "all"], ["heads", "--words"], ["serve"],
+                                       ["page", "-o", "x.html"]], ids=str)
+def test_commands_that_read_texts(models, arguments):
+    done = subprocess.run([PROGRAM, *arguments, "vit"], cwd=models, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 5
+    assert "vit: the model reads images, not texts; see 'multihead view --image'" in done.stderr
 
 
 def test_model_of_texts(models):

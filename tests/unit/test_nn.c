@@ -85,7 +85,7 @@ static double activated(mha_activation activation, double x, double *bound)
     }
     case MHA_ACTIVATION_SILU: /* the slope is at most 1.1; as in test_nn_backward.c */
         *bound = 1.1 * *bound + (1.4 * fabs(x) + 9) * 0x1p-24 * fabs(x / (1 + exp(-x))) +
-                 0x1p-125 * fabs(x);
+                 0x1p-125 * fabs(x) + 0x1p-149;
         return x / (1 + exp(-x));
     default: return x;
     }
