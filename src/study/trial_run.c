@@ -390,14 +390,14 @@ static mha_tensor keep_rows(running *r, const mha_tensor *x)
     return made;
 }
 
-/* [1,H,T] */
+/* [1,H,T], or [1,H,T,D] */
 static mha_tensor keep_numbers(running *r, const mha_tensor *x)
 {
     mha_tensor each = *x;
     each.ndim = 4;
-    each.shape[3] = each.stride[3] = 1;
+    if (x->ndim == 3) each.shape[3] = each.stride[3] = 1;
     each = keep_rows(r, &each);
-    each.ndim = 3;
+    each.ndim = x->ndim;
     return each;
 }
 
