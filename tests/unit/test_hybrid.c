@@ -24,6 +24,8 @@ static const mha_layer_desc net = {.struct_size = sizeof net,
                                    .conv_kernel = 4,
                                    .key_dim = 6,
                                    .value_dim = 5};
+#define RANKED .mixer = MHA_MIXER_GATED_DELTA, .conv_kernel = 4, .key_dim = 6, .value_dim = 5
+static const mha_layer_desc ranked = {.struct_size = sizeof ranked, RANKED, .gate_rank = 3};
 static const mha_layer_desc gated = {.struct_size = sizeof gated,
                                      .flags = MHA_LAYER_OUTPUT_GATE | MHA_LAYER_QK_NORM};
 
@@ -451,6 +453,16 @@ static void descriptions_are_checked(void)
          MHA_ERR_ARGUMENT,
          "MHA_LAYER_NO_FEED_FORWARD: only with an ff_dim"},
         {{.key_dim = 3}, MHA_ERR_ARGUMENT, "only with a mixer"},
+        {{.gate_rank = 3}, MHA_ERR_ARGUMENT, "gate_rank: only with a mixer"},
+        {{RANKED, .gate_rank = -1}, MHA_ERR_ARGUMENT, "gate_rank -1; expected"},
+        {{RANKED, .gate_rank = INT64_MAX}, MHA_ERR_ARGUMENT, "gate_rank 9223372036854775807;"},
+        {{.mixer = MHA_MIXER_STATE_SPACE,
+          .conv_kernel = 4,
+          .key_dim = 3,
+          .value_dim = 3,
+          .gate_rank = 1},
+         MHA_ERR_ARGUMENT,
+         "leave the other fields 0"},
         {{.mixer = MHA_MIXER_GATED_DELTA, .key_dim = 3, .value_dim = 3},
          MHA_ERR_ARGUMENT,
          "conv_kernel is 0"},

@@ -62,7 +62,8 @@ static void draw_mixers(rng *r, mha_transformer_desc *d, mha_layer_desc *layers,
                               .key_dim = recurrent ? rng_between(r, 1, 9) : 0,
                               .value_dim = recurrent ? rng_between(r, 1, 9) : 0,
                               .strength_scale = delta && rng_chance(r, 0.5) ? 1.5f : 0,
-                              .head_norm_epsilon = delta && rng_chance(r, 0.5) ? 0.1f : 0};
+                              .head_norm_epsilon = delta && rng_chance(r, 0.5) ? 0.1f : 0,
+                              .gate_rank = delta && rng_chance(r, 0.5) ? rng_between(r, 1, 5) : 0};
         if (!recurrent) heads[i] = heads[d->num_layers + i] = 0;
     }
     d->layers = layers;
