@@ -135,6 +135,7 @@ static void compare_steps(const mha_layer_desc *outer, const char *said)
 static void steps_and_threads_change_no_bit(void)
 {
     compare_steps(&net, "layer 0 is a gated delta net");
+    compare_steps(&ranked, "layer 0 is Kimi delta attention");
     compare_steps(&convolution, "layer 0 is a short convolution");
     compare_steps(&space, "layer 0 is a state space");
 }
@@ -197,7 +198,7 @@ static void compare_maps(const mha_layer_desc *outer, const char *weight)
     assert_true(negative > 0);
     outputs[0].entropy = &tensors[1];
     expect_error(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL),
-                 MHA_ERR_UNSUPPORTED, "outputs of layer 0: it is a");
+                 MHA_ERR_UNSUPPORTED, "outputs of layer 0: it is ");
     /* A closed gate, and W_o without the head's columns. */
     input = (mha_transformer_input){.struct_size = sizeof input, .tokens = &tokens};
     const mha_tensor open = mha_tensor_contiguous(gates, MHA_F32, 2, (const int64_t[]){L, H});
@@ -219,6 +220,7 @@ static void compare_maps(const mha_layer_desc *outer, const char *weight)
 static void maps_are_rows_and_heads_switch_off(void)
 {
     compare_maps(&net, "delta_net.o_proj.weight");
+    compare_maps(&ranked, "delta_net.o_proj.weight");
     compare_maps(&space, "state_space.o_proj.weight");
 }
 
@@ -298,8 +300,8 @@ static void training_learns_with_the_same_bits_for_any_threads(void)
     mha_context *one = context_with(1), *several = context_with(3);
     static float data[2][1 << 14];
     double loss[2][STEPS];
-    static const mha_layer_desc *const all[] = {&net, &convolution, &space};
-    for (int k = 0; k < 3; k++) {
+    static const mha_layer_desc *const all[] = {&net, &ranked, &convolution, &space};
+    for (int k = 0; k < 4; k++) {
         mha_transformer *t = make_of(one, all[k]);
         const mha_transformer_init init = {.struct_size = sizeof init, .seed = 3};
         expect_ok(mha_transformer_initialise(one, t, &init));
