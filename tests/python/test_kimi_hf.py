@@ -25,7 +25,7 @@ KINDS = {"kimi_linear": KIMI,
                                   "mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "dense"]},
          "query latents, tables": {**KIMI, "q_lora_rank": 28, "attention_bias": True, "norm_topk_prob": False,
                                    "routed_scaling_factor": 1.5, "linear_head_dim": 20, "linear_num_heads": 2,
-                                   "v_head_dim": 24, "tie_word_embeddings": True},
+                                   "v_head_dim": 24},
          "dense": {**KIMI, "mlp_layer_types": ["dense"] * 5, "linear_head_dim": 7}}
 TRAINED = {**KIMI, "mlp_layer_types": ["dense"] * 5}
 
@@ -196,7 +196,7 @@ HOSTILE = [
     ("linear_head_dim", 11, "has shape"),
     ("linear_head_dim", 1 << 20, "describes at least"),
     ("linear_num_heads", -1, "'linear_num_heads' is -1"),
-    ("linear_num_heads", 7, "has shape"),
+    ("linear_num_heads", 7, "has shape|describes at least"),
     ("linear_num_heads", 1 << 20, "describes at least"),
     ("linear_conv_kernel_dim", 65, "'linear_conv_kernel_dim' is 65, expected 1..64"),
     ("linear_conv_kernel_dim", 3, "q_conv1d.weight' has shape"),
@@ -217,6 +217,7 @@ HOSTILE = [
     ("num_shared_experts", None, "'num_shared_experts' is missing"),
     ("routed_scaling_factor", None, "'routed_scaling_factor' is missing"),
     ("attention_bias", True, "supported only with a 'q_lora_rank'"),
+    ("tie_word_embeddings", True, "'tie_word_embeddings' is true, but the file has a weight"),
     ("hidden_act", "gelu", "hidden_act 'gelu' is not supported")]
 
 

@@ -3,7 +3,8 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-/* transformers renames some weights of published files; its own names come second. */
+/* transformers renames some weights of published files; its own names come second. It also renames the
+ * weights of dense layers when it saves. */
 static const mhai_weight_name names[] = {
     {"delta_net.conv", "self_attn.q_conv1d", MHAI_CONVOLUTIONS, 0},
     {"delta_net.conv", "self_attn.conv1d", MHAI_CONVOLUTION, 0},
@@ -31,6 +32,9 @@ static const mhai_weight_name names[] = {
     MHAI_NAME("mlp.shared_expert.gate_proj", "block_sparse_moe.shared_experts.gate_proj"),
     MHAI_NAME("mlp.shared_expert.up_proj", "block_sparse_moe.shared_experts.up_proj"),
     MHAI_NAME("mlp.shared_expert.down_proj", "block_sparse_moe.shared_experts.down_proj"),
+    MHAI_NAME("mlp.gate_proj", "block_sparse_moe.gate_proj"),
+    MHAI_NAME("mlp.up_proj", "block_sparse_moe.up_proj"),
+    MHAI_NAME("mlp.down_proj", "block_sparse_moe.down_proj"),
     MHAI_DEEPSEEK_NAMES,
     MHAI_NAME(NULL, NULL)};
 
