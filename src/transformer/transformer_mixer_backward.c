@@ -112,16 +112,16 @@ static void gate_delta(const rows_job *job, int64_t row, double *sums)
         for (int64_t d = 0; d < Dv; d++) {
             const double n = (double)o[d] * r, w = (double)weight[d], up = (double)dy[d];
             double slope;
-            const double gate = delta_gate(mix, (double)g[d], &slope);
-            sums[d] += up * opened * n * gate;
-            sums[Dv + h] += up * n * w * gate;
+            const double factor = delta_gate(mix, (double)g[d], &slope);
+            sums[d] += up * opened * n * factor;
+            sums[Dv + h] += up * n * w * factor;
             dg[d] = (float)(up * opened * n * w * slope);
-            along += up * opened * w * gate * n;
+            along += up * opened * w * factor * n;
         }
         for (int64_t d = 0; d < Dv; d++) {
             double slope;
-            const double gate = delta_gate(mix, (double)g[d], &slope);
-            const double dn = (double)dy[d] * opened * (double)weight[d] * gate;
+            const double factor = delta_gate(mix, (double)g[d], &slope);
+            const double dn = (double)dy[d] * opened * (double)weight[d] * factor;
             dy[d] = (float)(r * (dn - (double)o[d] * r * along / (double)Dv));
         }
     }
