@@ -93,6 +93,22 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_mixing(config, &mixing, plan);
 }
 
+/* transformers also takes the names of other families, but does not write them. */
+static mha_status refuse_aliases(const mhai_config *config)
+{
+    static const char *const names_of[][2] = {{"num_local_experts", "num_experts"},
+                                              {"num_experts_per_tok", "num_experts_per_token"},
+                                              {"n_shared_experts", "num_shared_experts"},
+                                              {"n_group", "num_expert_group"},
+                                              {"norm_topk_prob", "moe_renormalize"},
+                                              {"max_position_embeddings", "model_max_length"}};
+    for (size_t i = 0; i < sizeof names_of / sizeof *names_of; i++)
+        if (!mhai_config_absent(config, names_of[i][0]))
+            return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, names_of[i][0],
+                                    "is set; use '%s' instead", names_of[i][1]);
+    return MHA_OK;
+}
+
 /* transformers ignores these fields of published files. */
 static mha_status check_published(const mhai_config *config)
 {
@@ -125,6 +141,7 @@ static mha_status read_kimi_linear(const mhai_config *config, mhai_family_plan *
                                            .types = "mlp_layer_types",
                                            .flags = MHA_EXPERTS_SIGMOID | MHA_EXPERTS_SCORE_BIAS |
                                                     MHA_EXPERTS_GROUP_PAIRS};
+    MHA_TRY(refuse_aliases(config));
     MHA_TRY(check_published(config));
     if (mhai_config_absent(config, kind.scale))
         return mhai_config_fail(MHA_ERR_MODEL, config, kind.scale, "is missing");
