@@ -1,5 +1,6 @@
 """multihead view --image: an object is outlined by a head that looks for its colour, in numbers, in pictures and on the
 page in headless Chromium; rejected files and options."""
+import base64
 import json
 import subprocess
 
@@ -66,6 +67,16 @@ def test_pictures(models):
     assert [row.count("@") / 2 for row in rows] == pytest.approx(MASK.sum(1).tolist(), abs=2)
     mean = view(models / "vit", "--image", models / "scene.png", "--query", "mean", "--ascii", "--head", "0.3")
     assert "all patches (mean)" in mean
+
+
+def test_sums_of_a_page(models):
+    """Sums over patches are exact: those of 8-bit cells could exceed 1."""
+    view(models / "registers", "--image", models / "scene.png", "-o", models / "sums.html", "--npy", models / "sums.npy")
+    text = (models / "sums.html").read_text()
+    data = json.loads(text[text.index('{"rows"'):].split("</script>")[0])
+    maps, first = np.load(models / "sums.npy"), len(data["labels"])
+    found = [np.frombuffer(base64.b64decode(map["on_patches"]), np.float32) for map in data["maps"]]
+    assert np.allclose(found, maps[..., first:].sum(-1).reshape(-1, maps.shape[-1]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(1200, 900), (420, 800)])

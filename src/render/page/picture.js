@@ -7,7 +7,10 @@ const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 const {rows, cols, patch} = data, first = data.labels.length, tokens = first + rows * cols;
 const colours = bytes(data.colours);
 const all = [...data.maps, ...data.beside.map(map => ({...map, beside: true}))];
-for (const map of all) map.cells = bytes(map.cells);
+for (const map of all) {
+    map.cells = bytes(map.cells);
+    map.on_patches = new Float32Array(bytes(map.on_patches).buffer);
+}
 
 const state = {group: 0, map: 0, query: first > 0 ? 0 : first + Math.floor(rows / 2) * cols + Math.floor(cols / 2),
     kept: first > 0 ? 0 : first, mix: 0.4, own: false};
@@ -55,18 +58,12 @@ function paint(canvas, map, zoom) {
     context.strokeRect(at % cols * zoom + 0.5, Math.floor(at / cols) * zoom + 0.5, zoom - 1, zoom - 1);
 }
 
-function onPatches(map) {
-    let sum = 0;
-    for (let k = first; k < tokens; k++) sum += valueOf(map, state.query, k);
-    return sum;
-}
-
 function describe(map) {
     let best = first;
     for (let k = first; k < tokens; k++)
         if (map.cells[state.query * tokens + k] > map.cells[state.query * tokens + best]) best = k;
     return `${nameOf(state.query)} attends most to ${nameOf(best)} (${percent(valueOf(map, state.query, best))}); ` +
-        `${percent(onPatches(map))} of its weight is on patches.`;
+        `${percent(map.on_patches[state.query])} of its weight is on patches.`;
 }
 
 function drawSpecials(map) {
@@ -97,7 +94,7 @@ function draw() {
     drawMeasures(map);
     [...byId("maps").children].forEach((button, i) => {
         paint(button.querySelector("canvas"), maps[i], Math.max(2, Math.min(patch, Math.floor(160 / Math.max(rows, cols)))));
-        button.querySelector("small").textContent = percent(onPatches(maps[i]));
+        button.querySelector("small").textContent = percent(maps[i].on_patches[state.query]);
         button.setAttribute("aria-pressed", i === state.map);
     });
 }
