@@ -201,6 +201,7 @@ HOSTILE = [
     ("linear_conv_kernel_dim", 65, "'linear_conv_kernel_dim' is 65, expected 1..64"),
     ("linear_conv_kernel_dim", 3, "q_conv1d.weight' has shape"),
     ("linear_attn_config", {"head_dim": "many"}, "'head_dim' is not a whole number"),
+    ("linear_attn_config", [12, 6], "'linear_attn_config' is not an object"),
     ("linear_attn_config", {"num_heads": 0}, "'num_heads' is 0"),
     ("layer_types", ["full_attention"], "'layer_types' is not a list of 5"),
     ("layer_types", ["mamba"] * 5, "'layer_types' of layer 0 is 'mamba'; known: full_attention, linear_attention"),

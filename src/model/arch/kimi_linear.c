@@ -73,6 +73,8 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
     const mhai_config own = {config->path, json_object_get(config->root, nets)};
     mha_layer_desc attention = plan->layers[0];
     int64_t n[3];
+    if (!mhai_config_absent(config, nets) && !json_is_object(own.root))
+        return mhai_config_fail(MHA_ERR_MODEL, config, nets, "is not an object");
     for (int i = 0; i < 3; i++) {
         const bool nested = !mhai_config_absent(&own, sizes[i].nested);
         MHA_TRY(mhai_config_optional(nested ? &own : config,
