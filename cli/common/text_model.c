@@ -70,16 +70,6 @@ cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags
     return cli_check(describe(flags, model));
 }
 
-cli_exit text_model_reads_texts(const text_model *model)
-{
-    mha_model_info info = {.struct_size = sizeof info};
-    CLI_TRY(cli_check(mha_model_describe(model->model, &info)));
-    if (info.patch_size == 0) return CLI_OK;
-    return cli_fail(CLI_UNSUPPORTED,
-                    "%s: the model reads images, not texts; see 'multihead view --image'",
-                    model->folder);
-}
-
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
                          maps_picks *picks)
 {

@@ -43,9 +43,6 @@ cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_
 cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags,
                              text_model *model);
 
-/* Reject a model of images. */
-cli_exit text_model_reads_texts(const text_model *model);
-
 /* Close the model early and free its memory. */
 void text_model_close(text_model *model);
 

@@ -64,6 +64,9 @@ def test_pictures(models):
     assert inside.sum() > 0.1 * len(found) * MASK.mean() and outside.sum() > inside.sum()
     text = view(models / "vit", "--image", models / "scene.png", "--head", "1.0", "--ascii", "--color", "never")
     rows = [line.split("|")[1] for line in text.splitlines() if line.count("|") == 2]
+    both = view(models / "vit", "--image", models / "scene.png", "--head", "1.0,1.1", "--ascii", "--color", "never")
+    numbers = [line.split("|")[0].strip() for line in both.splitlines() if line.count("|") == 4]
+    assert numbers == [str(row) for row in range(16)]
     assert [row.count("@") / 2 for row in rows] == pytest.approx(MASK.sum(1).tolist(), abs=2)
     mean = view(models / "vit", "--image", models / "scene.png", "--query", "mean", "--ascii", "--head", "0.3")
     assert "all patches (mean)" in mean
@@ -118,7 +121,9 @@ def test_page(models, browser, size):
     expect(page.locator("#measures dt")).to_have_text([
         "mean distance in patches", "on itself and its neighbours", "on its own row", "on its own column", "on CLS",
         "on registers"])
+    expect(page.locator("#range")).to_contain_text(f"yellow {100 / MASK.sum():.1f} %, the largest weight in this map; square-")
     page.locator("#own").check()
+    expect(page.locator("#range")).to_contain_text("yellow 0.4 %, the largest weight of this query on a patch")
     page.locator("#mix").fill("90")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert errors == []

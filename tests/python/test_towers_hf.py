@@ -185,6 +185,20 @@ def test_greedy_tokens_are_those_of_transformers(made):
     assert model.generate([], source=source[0].tolist(), max_tokens=50 - forced) == model.detokenize(text)
 
 
+def test_a_decoder_without_its_output_layer(folders, tmp_path):
+    for file in folders["bart"].iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = multihead.Model(tmp_path)
+    assert not model.predicts and model.attention([5], source=[6], outputs="cross_probabilities")
+    for call in (lambda: model.logits([5], source=[6]), lambda: model.decoder(source=[6]),
+                 lambda: model.generate(source=[6])):
+        with pytest.raises(multihead.Unsupported, match="saved without its output layer"):
+            call()
+
+
 def test_a_source_is_required_and_refused(made):
     _, model, _ = made
     for call in (lambda: model.logits([1, 2]), lambda: model.attention([1]), lambda: model.decoder(),

@@ -53,9 +53,10 @@ function paint(canvas, map, zoom) {
     context.putImageData(image, 0, 0);
     if (state.query < first) return;
     const at = state.query - first;
-    context.lineWidth = Math.max(1, zoom / 8);
+    const line = Math.min(zoom / 2, Math.max(2, zoom / 14)); // shrunk canvases lose lines of one pixel
+    context.lineWidth = line;
     context.strokeStyle = "#ff3b6b";
-    context.strokeRect(at % cols * zoom + 0.5, Math.floor(at / cols) * zoom + 0.5, zoom - 1, zoom - 1);
+    context.strokeRect(at % cols * zoom + line / 2, Math.floor(at / cols) * zoom + line / 2, zoom - line, zoom - line);
 }
 
 function describe(map) {
@@ -64,6 +65,12 @@ function describe(map) {
         if (map.cells[state.query * tokens + k] > map.cells[state.query * tokens + best]) best = k;
     return `${nameOf(state.query)} attends most to ${nameOf(best)} (${percent(valueOf(map, state.query, best))}); ` +
         `${percent(map.on_patches[state.query])} of its weight is on patches.`;
+}
+
+function describeColours(map) {
+    const most = map.most * (mostOf(map, state.query) / 255) ** 2;
+    return `Colours: dark is 0, yellow ${percent(most)}, the largest weight ` +
+        `${state.own ? "of this query on a patch" : "in this map"}; square-root scale.`;
 }
 
 function drawSpecials(map) {
@@ -90,6 +97,7 @@ function draw() {
     paint(byId("large"), map, Math.max(4, Math.min(patch, Math.floor(640 / Math.max(rows, cols)))));
     byId("large").setAttribute("aria-label", `${map.name} over the picture: ${describe(map)}`);
     byId("readout").textContent = describe(map);
+    byId("range").textContent = describeColours(map);
     drawSpecials(map);
     drawMeasures(map);
     [...byId("maps").children].forEach((button, i) => {
