@@ -331,7 +331,7 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
         mix.at_k = mix.out;
         mix.at_q = mix.at_k + mix.k * mix.D;
     }
-    /* strengths follow what `in` projects, and W_fb and W_gb what is then missing */
+    /* in Kimi delta attention, `in` projects the strengths but neither gates nor decays, which follow */
     mix.strengths = mix.rank > 0 ? mix.channels : mix.gates + mix.out;
     if (mix.rank > 0) mix.gates += mix.v;
     mix.decays = mix.gates + mix.out + (mix.rank > 0 ? 0 : mix.v);
