@@ -160,6 +160,13 @@ typedef enum mha_mixer {
      *   o       = mha_recurrent_forward(q, k, v) with MHA_RECURRENT_DELTA
      *   heads   = rms_norm(o) o_norm * silu(W_g x)     for each head separately, and then W_o
      *
+     * With gate_rank r it is Kimi delta attention (Kimi Team 2025, arXiv 2510.26692), which decays
+     * each channel of a key separately:
+     *
+     *   W_g     = W_gb W_ga, and W_a = W_fb W_fa         W_ga and W_fa: [r, E]
+     *   log a, W_a x, dt_bias: [heads, key_dim]          A_log: [heads]
+     *   heads   = rms_norm(o) o_norm * sigmoid(W_g x)
+     *
      * The layer's heads are those of v, each value_dim wide; its kv_heads are those of q and k,
      * each key_dim wide. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS */
     MHA_MIXER_GATED_DELTA = 1,
@@ -278,6 +285,7 @@ typedef struct mha_layer_desc {
      * rotary_dim is at most s, which is its default. Each head has its own key and value: kv_heads is
      * num_heads. Without norms of queries and keys and output gates */
     int64_t latent_dim, query_latent_dim, shared_dim;
+    int64_t gate_rank; /* of a gated delta net: Kimi delta attention; 0: none */
 } mha_layer_desc;
 
 /** How a layer differs from attention without output gates and latents, as a phrase for messages: "is
@@ -805,8 +813,9 @@ typedef struct mha_layer_view {
     /* How heads are computed from q, k and v, without gates, dropout and lengths: for
      * mha_attention_visit_rows(). Its tensors are the transformer's */
     mha_attention_desc attention;
-    /* For a gated delta net or state space, f32 [B,H,T]. The tensors above are then the inputs of its recurrence,
-     * q and k [B,Hk,T,key_dim] and v [B,H,T,value_dim], without lse */
+    /* For a gated delta net or state space, f32 [B,H,T]; with a gate_rank, log_decay is [B,H,T,key_dim]. The
+     * tensors above are then the inputs of its recurrence, q and k [B,Hk,T,key_dim] and v
+     * [B,H,T,value_dim], without lse */
     mha_tensor log_decay, strength;
     /* Of a feed-forward layer with experts, [B,T,used]: the numbers of each token's experts (i32),
      * in ascending order, and their weights (f32) times scale */

@@ -31,6 +31,7 @@ static mhai_back_work carve(const mhai_back *x, void *memory, size_t *bytes)
     w.row = mhai_carve(&c, mhai_max_i64(wide, deep), sizeof(float));
     w.slope = mhai_carve(&c, D, sizeof(double));
     w.far = mhai_carve(&c, D, sizeof(double));
+    if (x->call.channels) w.decays = mhai_carve(&c, MHAI_BLOCK * D, sizeof(double));
     *bytes = c.used;
     return w;
 }

@@ -49,6 +49,7 @@ typedef struct mhai_back_work {
     float *keyed;          /* x in panels: [deep / 32][2 BLOCK][32] */
     float *row;            /* [max(wide, deep)] */
     double *slope, *far;   /* [D] */
+    double *decays;        /* [BLOCK][D] with decays per channel: their gradients */
 } mhai_back_work;
 
 static inline int64_t mhai_back_state_floats(const mhai_back *x)

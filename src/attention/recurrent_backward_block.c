@@ -6,8 +6,9 @@
  *   G     = diag(end) G + in^T Y
  *
  * A decay enters `in`, the pairs (through the earlier key) and `end`. The gradient of its logarithm is the sum of
- * these terms. For decays per channel it is a difference: x dx of later rows, minus the same sum over keys as the
- * earlier token of a pair, plus the contribution of `end`. */
+ * these terms. Token i adds the terms with the factor a_i: later rows from S, earlier keys to S', S to S', and pairs
+ * around i. A difference of sums would keep the rounding errors of terms without the factor, which are larger by
+ * 1 / a_i. */
 #include "attention/recurrent_backward.h"
 #include "base/checked.h"
 #include "base/convert.h"
@@ -233,6 +234,22 @@ static void join_pairs(const mhai_back_place *at)
     product(at, MHAI_BLOCK, g);
 }
 
+/* Add the terms of pairs whose later row is i, and whose keys have decayed to it, to the gradients of the decays between
+ * them. */
+static void add_channel_pairs(const mhai_back_place *at, int64_t i, const float *keys)
+{
+    const mhai_back_work *w = at->w;
+    const int64_t D = at->x->call.sizes.D;
+    const float *pq = w->dpairs + i * MHAI_BLOCK, *pk = pq + MHAI_BLOCK * MHAI_BLOCK;
+    const float *q = w->x.x + i * D, *k = q + MHAI_BLOCK * D;
+    memset(w->slope, 0, (size_t)D * sizeof *w->slope);
+    for (int64_t j = 0; j < i; j++)
+        for (int64_t d = 0; d < D; d++) {
+            w->slope[d] += (double)(pq[j] * q[d] + pk[j] * k[d]) * (double)keys[j * D + d];
+            w->decays[(j + 1) * D + d] += w->slope[d];
+        }
+}
+
 /* The same with decays per channel, using sums that decay from row to row. */
 static void join_channel_pairs(const mhai_back_place *at)
 {
@@ -254,6 +271,7 @@ static void join_channel_pairs(const mhai_back_place *at)
                 k[d] += pk[j] * key;
             }
         for (int64_t d = 0; d < D; d++) q[d] += pq[i] * keys[i * D + d];
+        if (at->x->to[MHAI_BACK_DECAY].wanted) add_channel_pairs(at, i, keys);
     }
     for (int64_t i = x->tokens - 1; i >= 0; i--) {
         const double *a = x->decay + i * D;
@@ -307,9 +325,7 @@ static double dot(const float *x, const float *y, int64_t n)
     return sum;
 }
 
-/* The gradients for decays per head, before din and dout contain the pairs of the block. Token i adds the terms with the
- * factor a_i: later rows from S, earlier keys to S', S to S', and pairs around i. A difference of sums would keep the
- * rounding errors of terms without the factor, which are larger by 1 / a_i. */
+/* The gradients for decays per head, before din and dout contain the pairs of the block. */
 static void write_decays(const mhai_back_place *at)
 {
     const mhai_back_work *w = at->w;
@@ -332,28 +348,34 @@ static void write_decays(const mhai_back_place *at)
     }
 }
 
-/* The gradients for decays per channel, from the last token to the first. */
-static void write_channel_decays(const mhai_back_place *at)
+/* The same for decays per channel, in w->decays, without the pairs. */
+static void begin_channel_decays(const mhai_back_place *at)
 {
     const mhai_back_work *w = at->w;
     const int64_t D = at->x->call.sizes.D, deep = mhai_round_up(D, MHAI_PANEL);
-    memcpy(w->slope, w->far, (size_t)D * sizeof(double));
+    memset(w->slope, 0, (size_t)D * sizeof(double));
     for (int64_t i = w->x.tokens - 1; i >= 0; i--) {
         const float *q = w->x.x + i * D, *k = q + MHAI_BLOCK * D, *dq = w->din + i * deep,
-                    *later = dq + MHAI_BLOCK * deep, *earlier = w->dout + i * deep;
-        for (int64_t d = 0; d < D; d++)
-            w->slope[d] += (double)q[d] * (double)dq[d] + (double)k[d] * (double)later[d] -
-                           (double)k[d] * (double)earlier[d];
-        write_decay(at, i, w->slope);
+                    *later = dq + MHAI_BLOCK * deep;
+        for (int64_t d = 0; d < D; d++) {
+            w->slope[d] += (double)q[d] * (double)dq[d] + (double)k[d] * (double)later[d];
+            w->decays[i * D + d] = w->slope[d];
+        }
+    }
+    for (int64_t i = 0; i < w->x.tokens; i++) {
+        const float *k = w->x.x + (MHAI_BLOCK + i) * D, *earlier = w->dout + i * deep;
+        for (int64_t d = 0; d < D; d++) {
+            w->decays[i * D + d] += w->far[d];
+            w->far[d] += (double)k[d] * (double)earlier[d];
+        }
     }
 }
 
-/* Compute sum_c G S' for each channel, before G moves to the block's beginning. For decays per channel, S' includes the
- * block's writes. */
+/* Compute sum_c G S' for each channel, before G moves to the block's beginning. */
 static void far_decays(const mhai_back_place *at, const float *s)
 {
     const mhai_back_work *w = at->w;
-    const int64_t D = at->x->call.sizes.D, deep = mhai_round_up(D, MHAI_PANEL);
+    const int64_t D = at->x->call.sizes.D;
     memset(w->far, 0, (size_t)D * sizeof(double));
     for (int64_t p = 0; p < at->x->call.sizes.panels; p++)
         for (int64_t d = 0; d < D; d++) {
@@ -365,9 +387,6 @@ static void far_decays(const mhai_back_place *at, const float *s)
             w->far[d] +=
                 w->x.end[at->x->call.channels ? d : 0] * (lane[0] + lane[1] + (lane[2] + lane[3]));
         }
-    for (int64_t i = 0; at->x->call.channels && i < w->x.tokens; i++)
-        for (int64_t d = 0; d < D; d++)
-            w->far[d] += (double)w->x.out[i * D + d] * (double)w->dout[i * deep + d];
 }
 
 /* Row i of dv and dskip. */
@@ -433,11 +452,13 @@ void mhai_back_block(const mhai_back_place *at, const float *s)
     if (decays) far_decays(at, s);
     decay_gradients(at);
     if (decays && !x->call.channels) write_decays(at);
+    if (decays && x->call.channels) begin_channel_decays(at);
     if (x->call.channels)
         join_channel_pairs(at);
     else
         join_pairs(at);
-    if (decays && x->call.channels) write_channel_decays(at);
+    for (int64_t i = 0; decays && x->call.channels && i < w->x.tokens; i++)
+        write_decay(at, i, w->decays + i * x->call.sizes.D);
     write_rows(at);
     decay_state(x, w->x.end, w->g, w->g);
     join_rows(at, w->x.in, rows, w->y, MHAI_BACK_PAIR, w->g);

@@ -132,6 +132,13 @@ static double latent_described(const mha_layer_desc *l, double E, double D, doub
            heads * (r * (D - s + Dv) + E * Dv);
 }
 
+static double delta_described(const mha_layer_desc *l, double E, double groups, double heads)
+{
+    const double k = (double)l->key_dim, v = (double)l->value_dim, r = (double)l->gate_rank;
+    if (r > 0) return 2 * E * (groups * k + heads * v + r) + r * heads * (k + v);
+    return E * (2 * groups * k + 3 * heads * v);
+}
+
 /* A lower bound for the number of parameters, which ignores norms and biases. Layers may share one
  * T5 table, or, if `shared`, everything. The bounds of the sizes prevent overflow of a double. */
 static double numbers_described(const mha_transformer_desc *d, bool shared)
@@ -145,11 +152,10 @@ static double numbers_described(const mha_transformer_desc *d, bool shared)
         const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
         const double heads = (double)mha_transformer_heads(d, i);
         const double groups = d->layer_heads ? (double)d->layer_kv_heads[i] : kv;
-        layers += l && l->latent_dim > 0 ? latent_described(l, E, D, heads)
-                  : !l || !l->mixer      ? 2 * E * D * (heads + groups)
-                  : l->mixer == MHA_MIXER_SHORT_CONVOLUTION
-                      ? 4 * E * E
-                      : E * (2 * groups * (double)l->key_dim + 3 * heads * (double)l->value_dim);
+        layers += l && l->latent_dim > 0                    ? latent_described(l, E, D, heads)
+                  : !l || !l->mixer                         ? 2 * E * D * (heads + groups)
+                  : l->mixer == MHA_MIXER_SHORT_CONVOLUTION ? 4 * E * E
+                                                            : delta_described(l, E, groups, heads);
         if (l) bias = fmax(bias, (double)l->t5_buckets * heads);
     }
     if (d->flags & MHA_TRANSFORMER_CROSS)

@@ -226,6 +226,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
     stored->total = total;
     mha_tensor expected = {.ndim = p->ndim, .shape = {total, stored->columns}};
     if (form == MHAI_ONE_ROW) expected = (mha_tensor){.ndim = 2, .shape = {1, total}};
+    if (form == MHAI_FOUR_AXES) expected = (mha_tensor){.ndim = 4, .shape = {1, 1, total, 1}};
     if (form == MHAI_CONVOLUTION)
         expected = (mha_tensor){.ndim = 3, .shape = {total, 1, stored->columns}};
     if (form == MHAI_PATCHES)

@@ -140,9 +140,11 @@ static double count_kept(const mha_trials *trials, int64_t tokens)
     const double H = (double)d->num_heads;
     const double most = d->layer_heads ? 2 * H : H + (double)d->kv_heads;
     double numbers = 0;
-    for (int64_t l = 0; l < d->num_layers; l++)
-        numbers += d->layers && d->layers[l].mixer ? 2 * H * (double)(d->layers[l].key_dim + 1)
-                                                   : most * (double)d->head_dim;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mha_layer_desc *l = d->layers && d->layers[i].mixer ? &d->layers[i] : NULL;
+        numbers += l ? H * (double)((l->gate_rank > 0 ? 3 : 2) * (l->key_dim + 1))
+                     : most * (double)d->head_dim;
+    }
     return (double)tokens * numbers;
 }
 
@@ -390,14 +392,14 @@ static mha_tensor keep_rows(running *r, const mha_tensor *x)
     return made;
 }
 
-/* [1,H,T] */
+/* [1,H,T], or [1,H,T,D] */
 static mha_tensor keep_numbers(running *r, const mha_tensor *x)
 {
     mha_tensor each = *x;
     each.ndim = 4;
-    each.shape[3] = each.stride[3] = 1;
+    if (x->ndim == 3) each.shape[3] = each.stride[3] = 1;
     each = keep_rows(r, &each);
-    each.ndim = 3;
+    each.ndim = x->ndim;
     return each;
 }
 

@@ -66,6 +66,7 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
         kept.query_down = carve(c, tokens, latent->query_latent_dim);
         kept.query_latent = carve(c, tokens, latent->query_latent_dim);
     }
+    if (!cross && mix.rank > 0) kept.down = carve(c, tokens, 2 * mix.rank);
     if (cross || !mix.mixer) kept.lse = carve(c, tokens, heads.q);
     return kept;
 }

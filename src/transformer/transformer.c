@@ -326,26 +326,42 @@ static void add_extras(layout *l, const mha_layer_desc *of, mhai_heads heads,
 
 static const char *const o_name[] = {"o_proj", NULL};
 
+/* The gates of Kimi delta attention. */
+static void add_gates(layout *l, const mhai_mix *mix, mhai_place_attention *place)
+{
+    static const char *const down[] = {"g_a_proj", "f_a_proj", NULL},
+                             *const gates[] = {"g_b_proj", NULL},
+                             *const decays[] = {"f_b_proj", NULL};
+    const int64_t r = mix->rank;
+    place->down = add_linear(l, 0, l->t->desc.embed_dim, down, (const int64_t[]){r, r});
+    place->gates = add_linear(l, 0, r, gates, &mix->out);
+    place->decays = add_linear(l, 0, r, decays, (const int64_t[]){mix->v * mix->each});
+}
+
 static mhai_place_attention add_recurrent(layout *l)
 {
     static const char *const delta_names[] = {"q_proj", "k_proj", "v_proj", "g_proj",
                                               "b_proj", "a_proj", NULL};
+    static const char *const kimi_names[] = {"q_proj", "k_proj", "v_proj", "b_proj", NULL};
     static const char *const space_names[] = {"v_proj", "k_proj", "q_proj",
                                               "g_proj", "a_proj", NULL};
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_mix mix = mhai_transformer_mix(d, l->layer);
-    const bool space = mix.mixer == MHA_MIXER_STATE_SPACE;
+    const bool space = mix.mixer == MHA_MIXER_STATE_SPACE, kimi = mix.rank > 0;
     const int64_t kernel = d->layers[l->layer].conv_kernel, k = mix.k * mix.D, out = mix.out;
     mhai_place_attention place = {.step = add_step(l, "self_attn_norm", "self_attn_post_norm")};
     l->prefix = mhai_mixer_name(mix.mixer);
-    place.in = space ? add_linear(l, 0, d->embed_dim, space_names,
-                                  (const int64_t[]){out, k, k, out, mix.v})
-                     : add_linear(l, 0, d->embed_dim, delta_names,
-                                  (const int64_t[]){k, k, out, out, mix.v, mix.v});
-    place.conv = add(l, ".conv.weight", MHA_PARAMETER_BIAS, mix.gates, kernel);
-    if (space) place.conv_bias = add(l, ".conv.bias", MHA_PARAMETER_BIAS, mix.gates, 0);
+    place.in =
+        space
+            ? add_linear(l, 0, d->embed_dim, space_names, (const int64_t[]){out, k, k, out, mix.v})
+        : kimi ? add_linear(l, 0, d->embed_dim, kimi_names, (const int64_t[]){k, k, out, mix.v})
+               : add_linear(l, 0, d->embed_dim, delta_names,
+                            (const int64_t[]){k, k, out, out, mix.v, mix.v});
+    if (kimi) add_gates(l, &mix, &place);
+    place.conv = add(l, ".conv.weight", MHA_PARAMETER_BIAS, mix.channels, kernel);
+    if (space) place.conv_bias = add(l, ".conv.bias", MHA_PARAMETER_BIAS, mix.channels, 0);
     place.decay = add(l, ".A_log", MHA_PARAMETER_BIAS, mix.v, 0);
-    place.shift = add(l, ".dt_bias", MHA_PARAMETER_BIAS, mix.v, 0);
+    place.shift = add(l, ".dt_bias", MHA_PARAMETER_BIAS, mix.v * mix.each, 0);
     if (space) place.skip = add(l, ".D", MHA_PARAMETER_BIAS, mix.v, 0);
     place.o_norm = add(l, ".o_norm.weight", MHA_PARAMETER_NORM, space ? out : mix.Dv, 0);
     place.out = add_linear(l, 0, mix.out, o_name, &d->embed_dim);
@@ -586,7 +602,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
 
 /* Linear layer i, less than LINEARS L + 3: those of layers, the output, and those of embeddings.
  * NULL if the transformer or this rank does not have it. */
-enum { LINEARS = 12 };
+enum { LINEARS = 14 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 {
@@ -598,9 +614,10 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
     if (i < LINEARS * t->desc.num_layers) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
-            &layer->self.in,   &layer->self.out,     &layer->cross.in,  &layer->cross.memory,
-            &layer->cross.out, &layer->up,           &layer->down,      &layer->router,
-            &layer->self.down, &layer->self.queries, &layer->self.keys, &layer->self.values};
+            &layer->self.in,    &layer->self.out,     &layer->cross.in,  &layer->cross.memory,
+            &layer->cross.out,  &layer->up,           &layer->down,      &layer->router,
+            &layer->self.down,  &layer->self.queries, &layer->self.keys, &layer->self.values,
+            &layer->self.gates, &layer->self.decays};
         place = all[i % LINEARS];
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;

@@ -347,6 +347,32 @@ static mha_status latent(const call *c, const mhai_place_attention *place,
     return MHA_OK;
 }
 
+/* Add to din the gradient through the gates and decays in c->wide of Kimi delta attention. */
+static mha_status ranked_gates(const call *c, const mhai_place_attention *place,
+                               const mhai_kept_attention *kept, int64_t layer,
+                               const mha_tensor *din)
+{
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    const int64_t rows = mhai_tokens(c->a), r = mix.rank;
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    const mha_tensor in = stream(c, kept->step.in);
+    float *memory;
+    if (r == 0) return MHA_OK;
+    MHA_TRY(take(c, rows, 2 * r, &memory));
+    for (int i = 0; i < 2; i++) {
+        const mhai_place_linear *by = i == 0 ? &place->gates : &place->decays;
+        const float *from = c->wide + (i == 0 ? mix.gates : mix.decays);
+        const mha_tensor x = mhai_transformer_rows(kept->down + i * r, rows, r, 2 * r);
+        const mha_tensor dy = mhai_transformer_rows(from, rows, by->outputs, mix.width);
+        const mha_tensor dx = mhai_transformer_rows(memory + i * r, rows, r, 2 * r);
+        MHA_TRY(linear(c, by, &x, &dy, 0, &dx));
+    }
+    const mha_tensor down = mhai_transformer_rows(memory, rows, 2 * r, 2 * r);
+    MHA_TRY(linear(c, &place->down, &in, &down, MHA_GRADIENT_ADD, din));
+    mha_scratch_release(c->context, mark);
+    return MHA_OK;
+}
+
 /* A layer without heads only adds a bias. */
 static mha_status only_bias(const call *c, const mhai_place_attention *place)
 {
@@ -391,6 +417,7 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     MHA_TRY(!cross && mhai_transformer_latent(&c->t->desc, layer)
                 ? latent(c, place, kept, layer, &din)
                 : linear(c, &place->in, &in, &dqkv, 0, &din));
+    if (!cross) MHA_TRY(ranked_gates(c, place, kept, layer, &din));
     return end_step(c, &place->step, &kept->step);
 }
 

@@ -21,6 +21,10 @@ MHA_NODISCARD mha_status mhai_delta_position(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_run(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t layer);
 
+/* Expand the gates of Kimi delta attention, or its decays, into rows of mhai_mix.width, from kept->down. */
+MHA_NODISCARD mha_status mhai_delta_expand(const mhai_call *c, int64_t layer, bool gates,
+                                           float *rows);
+
 /* The step of a recurrent mixer, clip(log(1 + exp(x))), and its derivative by x (NULL: not
  * requested). */
 double mhai_delta_step(const mha_layer_desc *layer, double x, double *slope);

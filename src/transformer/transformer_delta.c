@@ -13,7 +13,9 @@ const char *mha_layer_difference(const mha_layer_desc *layer)
     static const char *const mixers[] = {NULL, "is a gated delta net", "is a short convolution",
                                          "is a state space"};
     if (!layer || (unsigned)layer->mixer > MHA_MIXER_STATE_SPACE) return NULL;
-    return layer->latent_dim > 0                  ? "has latent attention"
+    return layer->latent_dim > 0 ? "has latent attention"
+           : layer->mixer == MHA_MIXER_GATED_DELTA && layer->gate_rank > 0
+               ? "is Kimi delta attention"
            : layer->flags & MHA_LAYER_OUTPUT_GATE ? "has output gates"
                                                   : mixers[layer->mixer];
 }
@@ -182,22 +184,48 @@ static void position_row(void *argument, int64_t row, int worker)
     const mhai_mix *mix = &job->mix;
     const bool delta = mix->mixer == MHA_MIXER_GATED_DELTA;
     const mha_layer_desc *l = &job->c->t->desc.layers[job->layer];
-    float *x = job->kept->qkv + row * mix->width, *gate = x + mix->gates + mix->out;
+    float *x = job->kept->qkv + row * mix->width, *b = x + mix->strengths, *a = x + mix->decays;
     const float *rate = mhai_transformer_numbers(job->c->t, job->place->decay);
     const float *shift = mhai_transformer_numbers(job->c->t, job->place->shift);
     (void)worker;
     if (delta) position_heads(mix, x);
     for (int64_t h = 0; h < mix->v; h++) {
-        const double step =
-            mhai_delta_step(l, (double)gate[delta ? mix->v + h : h] + (double)shift[h], NULL);
-        gate[h] = (float)(delta ? (double)l->strength_scale * mhai_sigmoid((double)gate[h]) : step);
-        gate[mix->v + h] = (float)(-mha_exp((double)rate[h]) * step);
+        const double factor = -mha_exp((double)rate[h]);
+        if (delta) b[h] = (float)((double)l->strength_scale * mhai_sigmoid((double)b[h]));
+        for (int64_t i = h * mix->each; i < (h + 1) * mix->each; i++) {
+            const double step =
+                mhai_delta_step(l, (double)(delta ? a[i] : b[h]) + (double)shift[i], NULL);
+            if (!delta) b[h] = (float)step;
+            a[i] = (float)(factor * step);
+        }
     }
+}
+
+mha_status mhai_delta_expand(const mhai_call *c, int64_t layer, bool gates, float *rows)
+{
+    const layer_job job = job_of(c, layer);
+    const int64_t r = job.mix.rank, tokens = mhai_tokens(c->a);
+    const mhai_place_linear *place = gates ? &job.place->gates : &job.place->decays;
+    const mha_tensor x = mhai_transformer_rows(job.kept->down + (gates ? 0 : r), tokens, r, 2 * r);
+    const mha_tensor y = mhai_transformer_rows(rows + (gates ? job.mix.gates : job.mix.decays),
+                                               tokens, place->outputs, job.mix.width);
+    return mha_linear_forward(c->context, place->packed, MHA_ACTIVATION_NONE, &x, &y);
+}
+
+/* The gates and decays of Kimi delta attention, before their functions. */
+static mha_status project_gates(const layer_job *job)
+{
+    const mhai_call *c = job->c;
+    MHA_TRY(mhai_call_project(c, &job->place->down, MHA_ACTIVATION_NONE, job->kept->step.in,
+                              mhai_tokens(c->a), job->kept->down));
+    MHA_TRY(mhai_delta_expand(c, job->layer, true, job->kept->qkv));
+    return mhai_delta_expand(c, job->layer, false, job->kept->qkv);
 }
 
 mha_status mhai_delta_position(const mhai_call *c, int64_t layer)
 {
     layer_job job = job_of(c, layer);
+    if (job.mix.rank > 0) MHA_TRY(project_gates(&job));
     MHA_TRY(convolve(&job, MHA_CONVOLUTION_SILU));
     mha_parallel_for(c->context, mhai_tokens(c->a), position_row, &job);
     return MHA_OK;
@@ -237,13 +265,17 @@ void mhai_delta_gates(const mha_activations *a, int64_t layer, float *rows, mha_
                       mha_tensor *strength)
 {
     const mhai_mix mix = mhai_transformer_mix(&a->transformer->desc, layer);
-    float *first = rows + mix.gates + mix.out;
-    *strength = mha_tensor_contiguous(first, MHA_F32, 3, (const int64_t[]){a->B, mix.v, a->T});
+    const int64_t shape[] = {a->B, mix.v, a->T, mix.each};
+    *strength = mha_tensor_contiguous(rows + mix.strengths, MHA_F32, 3, shape);
     strength->stride[0] = a->T * mix.width;
     strength->stride[1] = 1;
     strength->stride[2] = mix.width;
     *log_decay = *strength;
-    log_decay->data = first + mix.v;
+    log_decay->data = rows + mix.decays;
+    if (mix.rank == 0) return;
+    log_decay->ndim = 4;
+    log_decay->shape[3] = log_decay->stride[1] = mix.each;
+    log_decay->stride[3] = 1;
 }
 
 void mhai_recurrent_view(const mha_activations *a, int64_t layer, mha_layer_view *view)
@@ -371,7 +403,8 @@ static void gate_delta(const layer_job *job, float *x, const float *gate)
             (open ? (double)open[h] : 1) / sqrt(squares / (double)mix->Dv + epsilon);
         for (int64_t d = 0; d < mix->Dv; d++) {
             const double g = (double)gate[d];
-            x[d] = (float)((double)x[d] * factor * (double)weight[d] * g * mhai_sigmoid(g));
+            x[d] = (float)((double)x[d] * factor * (double)weight[d] * (mix->rank > 0 ? 1 : g) *
+                           mhai_sigmoid(g));
         }
     }
 }

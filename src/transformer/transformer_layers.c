@@ -107,6 +107,7 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                                   .step_most = space ? l->step_most : 0,
                                   .strength_scale = space ? 0 : l->strength_scale,
                                   .head_norm_epsilon = space ? 0 : l->head_norm_epsilon,
+                                  .gate_rank = space ? 0 : l->gate_rank,
                                   .flags = l->flags & MHA_LAYER_NO_FEED_FORWARD,
                                   .experts = l->experts};
     if (memcmp(&sizes, l, sizeof sizes) != 0)
@@ -115,7 +116,8 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                         "value_dim, %s, experts and MHA_LAYER_NO_FEED_FORWARD; leave the other "
                         "fields 0",
                         mha_layer_difference(l),
-                        space ? "step_least, step_most" : "strength_scale, head_norm_epsilon");
+                        space ? "step_least, step_most"
+                              : "strength_scale, head_norm_epsilon, gate_rank");
     if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
         d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -135,12 +137,13 @@ static mha_status check_recurrent(const mha_transformer_desc *d, const mha_layer
                         "%g, expected a finite number, 0 or more",
                         (double)l->strength_scale, (double)l->head_norm_epsilon);
     if (!in_bounds(l->conv_kernel, MHA_CONVOLUTION_MOST) || !in_bounds(l->key_dim, 1 << 20) ||
-        !in_bounds(l->value_dim, 1 << 20))
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_layer_desc: conv_kernel is %d, key_dim %lld, value_dim %lld; expected "
-                        "1..%d, 1..%d, 1..%d",
-                        (int)l->conv_kernel, (long long)l->key_dim, (long long)l->value_dim,
-                        MHA_CONVOLUTION_MOST, 1 << 20, 1 << 20);
+        !in_bounds(l->value_dim, 1 << 20) || l->gate_rank < 0 || l->gate_rank > 1 << 20)
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_layer_desc: conv_kernel is %d, key_dim %lld, value_dim %lld, gate_rank "
+            "%lld; expected 1..%d, 1..%d, 1..%d, 0..%d",
+            (int)l->conv_kernel, (long long)l->key_dim, (long long)l->value_dim,
+            (long long)l->gate_rank, MHA_CONVOLUTION_MOST, 1 << 20, 1 << 20, 1 << 20);
     const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
     if (heads.q >= 1 && heads.q * mhai_max_i64(l->key_dim, l->value_dim) <= INT32_MAX)
         return MHA_OK;
@@ -238,11 +241,12 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
         return MHA_OK;
     }
     if (l->conv_kernel || l->key_dim || l->step_least != 0 || l->step_most != 0 ||
-        l->strength_scale != 0 || (!latent && (l->value_dim || l->head_norm_epsilon != 0)))
+        l->strength_scale != 0 || l->gate_rank ||
+        (!latent && (l->value_dim || l->head_norm_epsilon != 0)))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: conv_kernel, key_dim, value_dim, step_least, step_most, "
-                        "strength_scale and head_norm_epsilon: only with a mixer; value_dim and "
-                        "head_norm_epsilon also with latent_dim");
+                        "strength_scale, head_norm_epsilon and gate_rank: only with a mixer; "
+                        "value_dim and head_norm_epsilon also with latent_dim");
     MHA_TRY(mhai_check_flags("mha_layer_desc", l->flags, KNOWN_FLAGS));
     const uint32_t norms = MHA_LAYER_BRANCH_NORM | MHA_LAYER_NO_ATTENTION_NORM;
     if (latent) MHA_TRY(check_latent(d, layer, l));

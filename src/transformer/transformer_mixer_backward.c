@@ -83,7 +83,15 @@ static void gate_attention(const rows_job *job, int64_t row)
     }
 }
 
-/* y = open n w silu(g), n = o r, r = 1 / sqrt(mean(o^2) + epsilon). sums receives dw, then dopen of
+/* silu(g), or sigmoid(g) of Kimi delta attention, and its derivative. */
+static double delta_gate(const mhai_mix *mix, double g, double *slope)
+{
+    const double s = mhai_sigmoid(g), factor = mix->rank > 0 ? 1 : g;
+    *slope = factor * s * (1 - s) + (mix->rank > 0 ? 0 : s);
+    return factor * s;
+}
+
+/* y = open n w gate(g), n = o r, r = 1 / sqrt(mean(o^2) + epsilon). sums receives dw, then dopen of
  * each head. */
 static void gate_delta(const rows_job *job, int64_t row, double *sums)
 {
@@ -102,17 +110,18 @@ static void gate_delta(const rows_job *job, int64_t row, double *sums)
         for (int64_t d = 0; d < Dv; d++) squares += (double)o[d] * (double)o[d];
         const double r = 1 / sqrt(squares / (double)Dv + epsilon);
         for (int64_t d = 0; d < Dv; d++) {
-            const double s = mhai_sigmoid((double)g[d]), n = (double)o[d] * r,
-                         w = (double)weight[d];
-            const double up = (double)dy[d], silu = (double)g[d] * s;
-            sums[d] += up * opened * n * silu;
-            sums[Dv + h] += up * n * w * silu;
-            dg[d] = (float)(up * opened * n * w * (s + silu * (1 - s)));
-            along += up * opened * w * silu * n;
+            const double n = (double)o[d] * r, w = (double)weight[d], up = (double)dy[d];
+            double slope;
+            const double factor = delta_gate(mix, (double)g[d], &slope);
+            sums[d] += up * opened * n * factor;
+            sums[Dv + h] += up * n * w * factor;
+            dg[d] = (float)(up * opened * n * w * slope);
+            along += up * opened * w * factor * n;
         }
         for (int64_t d = 0; d < Dv; d++) {
-            const double silu = (double)g[d] * mhai_sigmoid((double)g[d]);
-            const double dn = (double)dy[d] * opened * (double)weight[d] * silu;
+            double slope;
+            const double factor = delta_gate(mix, (double)g[d], &slope);
+            const double dn = (double)dy[d] * opened * (double)weight[d] * factor;
             dy[d] = (float)(r * (dn - (double)o[d] * r * along / (double)Dv));
         }
     }
@@ -199,7 +208,8 @@ static mha_status project_again(rows_job *job)
     MHA_TRY(mha_scratch_alloc(c->context, mhai_times(tokens, width), sizeof(float), &job->raw));
     const mha_tensor x = mhai_transformer_rows(job->kept->step.in, tokens, in->inputs, in->inputs);
     const mha_tensor y = mhai_transformer_rows(job->raw, tokens, in->outputs, width);
-    return mha_linear_forward(c->context, in->packed, MHA_ACTIVATION_NONE, &x, &y);
+    MHA_TRY(mha_linear_forward(c->context, in->packed, MHA_ACTIVATION_NONE, &x, &y));
+    return job->mix.rank > 0 ? mhai_delta_expand(c, job->m->layer, false, job->raw) : MHA_OK;
 }
 
 /* View `channels` elements of each row; rows are `width` floats apart. */
@@ -321,26 +331,28 @@ static void position_rows(void *argument, int64_t block, int worker)
     const bool delta = mix->mixer == MHA_MIXER_GATED_DELTA;
     const float *rate = mhai_transformer_numbers(t, job->place->decay);
     const float *shift = mhai_transformer_numbers(t, job->place->shift);
-    const int64_t heads = delta ? mix->q + mix->k : 0, last = mix->gates + mix->out;
+    const int64_t heads = delta ? mix->q + mix->k : 0;
     double *sums = job->sums + block * job->count;
     (void)worker;
     for (int64_t row = block * BLOCK; row < end_of(job, block); row++) {
-        const float *kept = job->kept->qkv + row * mix->width + last;
-        const float *raw = job->raw + row * mix->width + last;
+        const float *kept = job->kept->qkv + row * mix->width;
+        const float *raw = job->raw + row * mix->width;
         float *d = job->m->drows + row * mix->width;
         for (int64_t h = 0; h < heads; h++)
             unit_backward(mix->D, job->mixed + (row * heads + h) * mix->D, d + h * mix->D);
-        d += last;
-        for (int64_t h = 0; h < mix->v; h++) {
-            const int64_t at = delta ? mix->v + h : h;
-            const double b = (double)kept[h], da = (double)d[mix->v + h], db = (double)d[h];
+        for (int64_t i = 0; i < mix->v * mix->each; i++) {
+            const int64_t h = i / mix->each, at = delta ? mix->decays + i : mix->strengths + h;
+            const double da = (double)d[mix->decays + i], db = (double)d[mix->strengths + h];
             double slope;
-            mhai_delta_step(layer, (double)raw[at] + (double)shift[h], &slope);
+            mhai_delta_step(layer, (double)raw[at] + (double)shift[i], &slope);
             const double x = (da * -mha_exp((double)rate[h]) + (delta ? 0 : db)) * slope;
-            sums[h] += da * (double)kept[mix->v + h];
-            sums[mix->v + h] += x;
-            if (delta) d[h] = (float)(db * b * (1 - b / scale));
+            sums[h] += da * (double)kept[mix->decays + i];
+            sums[mix->v + i] += x;
             d[at] = (float)x;
+        }
+        for (int64_t i = mix->strengths; delta && i < mix->strengths + mix->v; i++) {
+            const double b = (double)kept[i];
+            d[i] = (float)((double)d[i] * b * (1 - b / scale));
         }
     }
 }
@@ -389,7 +401,7 @@ static mha_status recurrence_backward(const rows_job *job, const mha_tensor *dsk
 static mha_status recurrent_backward(const mhai_mixer_back *m)
 {
     rows_job job = job_of(m);
-    const int64_t heads = job.mix.v;
+    const int64_t heads = job.mix.v, decays = heads * job.mix.each;
     float *skips;
     MHA_TRY(mha_scratch_alloc(m->call.context, heads, sizeof(float), &skips));
     const mha_tensor dskip =
@@ -397,9 +409,9 @@ static mha_status recurrent_backward(const mhai_mixer_back *m)
     MHA_TRY(recurrence_backward(&job, &dskip));
     MHA_TRY(project_again(&job));
     if (job.mix.mixer == MHA_MIXER_GATED_DELTA) MHA_TRY(mix_again(&job));
-    MHA_TRY(run_blocks(&job, 2 * heads, position_rows));
+    MHA_TRY(run_blocks(&job, heads + decays, position_rows));
     add_sums(&job, 0, heads, parameters_at(&job, job.place->decay));
-    add_sums(&job, heads, heads, parameters_at(&job, job.place->shift));
+    add_sums(&job, heads, decays, parameters_at(&job, job.place->shift));
     if (job.mix.mixer == MHA_MIXER_STATE_SPACE) {
         float *skip = parameters_at(&job, job.place->skip);
         for (int64_t h = 0; skip && h < heads; h++) skip[h] += skips[h];

@@ -42,8 +42,9 @@ typedef struct mhai_place_attention {
     mhai_place_linear in;     /* q, k, v and gates; in cross-attention only q */
     mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
     mhai_place_linear out;
-    /* Of latent attention: `in` is W_q or W_qa, `down` W_kva; queries.packed NULL: no W_qb */
-    mhai_place_linear down, queries, keys, values;
+    /* Of latent attention: `in` is W_q or W_qa, `down` W_kva; queries.packed NULL: no W_qb. Of Kimi
+     * delta attention: `down` is W_ga and W_fa, `gates` W_gb, `decays` W_fb */
+    mhai_place_linear down, queries, keys, values, gates, decays;
     int64_t latent_norm, query_norm;
     int64_t conv;                 /* of a mixer other than attention */
     int64_t decay, shift, o_norm; /* of a recurrent mixer */
@@ -191,7 +192,7 @@ typedef struct mhai_kept_attention {
     float *memory; /* cross-attention: [memory rows, 2 Hk D] */
     float *heads;  /* [tokens, mhai_mix.out] */
     /* Of latent attention: W_kva x [tokens, r + s] and the norm of its c [tokens, r]; W_qa x and its
-     * norm, both [tokens, query_latent_dim] */
+     * norm, both [tokens, query_latent_dim]. Of Kimi delta attention: W_ga x and W_fa x [tokens, 2 r] */
     float *down, *latent, *query_down, *query_latent;
     float *lse; /* [B,H,T]; NULL in mixers other than attention */
 } mhai_kept_attention;
@@ -272,8 +273,11 @@ typedef struct mhai_mix {
     bool gated;
     int64_t q, k, v, D, Dv;
     int64_t at_q, at_k, at_v;
-    int64_t out; /* the width of W_o's input */
-    int64_t gates, width;
+    int64_t out;                      /* the width of W_o's input */
+    int64_t gates, strengths, decays; /* their places in a row */
+    int64_t each;                     /* decays of a head: 1, or D */
+    int64_t rank;                     /* of the gates of Kimi delta attention; 0: another mixer */
+    int64_t width;
     int64_t first, channels; /* of its convolution, in a row */
 } mhai_mix;
 
@@ -315,6 +319,8 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
         mix.v = heads.q;
         mix.D = l->key_dim;
         mix.Dv = l->value_dim;
+        mix.rank = l->gate_rank;
+        mix.each = mix.rank > 0 ? mix.D : 1;
     }
     mix.out = heads.q * mix.Dv;
     mix.gates = mix.channels = (mix.q + mix.k) * mix.D + mix.v * mix.Dv;
@@ -325,7 +331,11 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
         mix.at_k = mix.out;
         mix.at_q = mix.at_k + mix.k * mix.D;
     }
-    mix.width = mix.gates + (mix.gated ? mix.out : 0) + (mix.mixer ? 2 * mix.v : 0);
+    /* in Kimi delta attention, `in` projects the strengths but neither gates nor decays, which follow */
+    mix.strengths = mix.rank > 0 ? mix.channels : mix.gates + mix.out;
+    if (mix.rank > 0) mix.gates += mix.v;
+    mix.decays = mix.gates + mix.out + (mix.rank > 0 ? 0 : mix.v);
+    mix.width = mix.mixer ? mix.decays + mix.v * mix.each : mix.gates + (mix.gated ? mix.out : 0);
     return mix;
 }
 

@@ -600,6 +600,36 @@ def olmo_hybrid(in_parts):
     return config, {name: f32(*shape) for name, shape in shapes.items()}
 
 
+def kimi_linear():
+    """Kimi delta attention, and latent attention with an expert, by published names."""
+    config = {"model_type": "kimi_linear", "hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "intermediate_size": 3, "vocab_size": 5, "model_max_length": 8,
+              "q_lora_rank": None, "kv_lora_rank": 3, "qk_nope_head_dim": 2, "qk_rope_head_dim": 2, "v_head_dim": 3,
+              "num_experts": 1, "num_experts_per_token": 1, "num_shared_experts": 1, "moe_intermediate_size": 3,
+              "moe_renormalize": True, "num_expert_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5,
+              "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 2, "num_heads": 2,
+                                     "short_conv_kernel_size": 2}}
+    net, layer = "model.layers.0.self_attn.", "model.layers.1.self_attn."
+    experts = "model.layers.1.block_sparse_moe."
+    shapes = {**{f"{net}{name}_proj.weight": (4, 4) for name in "qkvo"}, f"{net}b_proj.weight": (2, 4),
+              **{f"{net}{name}_conv1d.weight": (4, 1, 2) for name in "qkv"},
+              **{f"{net}{name}_a_proj.weight": (2, 4) for name in "fg"},
+              **{f"{net}{name}_b_proj.weight": (4, 2) for name in "fg"},
+              f"{net}A_log": (1, 1, 2, 1), f"{net}dt_bias": (4,), f"{net}o_norm.weight": (2,),
+              f"{layer}q_proj.weight": (8, 4), f"{layer}kv_a_proj_with_mqa.weight": (5, 4),
+              f"{layer}kv_a_layernorm.weight": (3,), f"{layer}kv_b_proj.weight": (10, 3), f"{layer}o_proj.weight": (4, 6),
+              **{f"model.layers.0.mlp.{name}_proj.weight": shape
+                 for name, shape in dict(gate=(3, 4), up=(3, 4), down=(4, 3)).items()},
+              **{f"{experts}experts.0.w{i}.weight": (4, 3) if i == 2 else (3, 4) for i in (1, 2, 3)},
+              **{f"{experts}shared_experts.{name}_proj.weight": shape
+                 for name, shape in dict(gate=(3, 4), up=(3, 4), down=(4, 3)).items()},
+              f"{experts}gate.weight": (1, 4), f"{experts}gate.e_score_correction_bias": (1,),
+              **{f"model.layers.{i}.{name}_layernorm.weight": (4,) for i in range(2)
+                 for name in ("input", "post_attention")},
+              "model.embed_tokens.weight": (5, 4), "model.norm.weight": (4,), "lm_head.weight": (5, 4)}
+    return config, {name: f32(*shape) for name, shape in shapes.items()}
+
+
 def in_float8(tensors):
     """(quantization_config, tensors) with the matrices of layers in 8 bits and scales of their blocks."""
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
@@ -636,7 +666,7 @@ def of_checkpoint():
         yield method["quant_method"], parts(json.dumps({**config, "quantization_config": method}), safetensors(small))
     bert_config, bert_tensors = bert()
     yield "bert", parts(json.dumps(bert_config), safetensors(bert_tensors))
-    for config_of, tensors in (*with_experts(), olmo_hybrid(False), olmo_hybrid(True)):
+    for config_of, tensors in (*with_experts(), olmo_hybrid(False), olmo_hybrid(True), kimi_linear()):
         yield config_of["model_type"] + "-parts" * any("q_conv" in name for name in tensors), parts(
             json.dumps(config_of), safetensors(tensors))
     own_config, own_tensors = own()

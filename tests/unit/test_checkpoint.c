@@ -241,6 +241,7 @@ static void round_trips_of_mixers(void)
     mha_layer_desc all[][2] = {{net, gated}, {net, net},   {space, gated},
                                {net, gated}, {alone, net}, {convolution, net}};
     mha_transformer_desc d = llama;
+    all[1][1].gate_rank = 5;
     all[3][0].experts = (mha_experts_desc){.count = 5, .used = 2, .ff_dim = 3, .shared_dim = 4};
     all[3][1].experts = (mha_experts_desc){.count = 1,
                                            .used = 1,

@@ -24,6 +24,8 @@ static const mha_layer_desc net = {.struct_size = sizeof net,
                                    .conv_kernel = 4,
                                    .key_dim = 6,
                                    .value_dim = 5};
+#define RANKED .mixer = MHA_MIXER_GATED_DELTA, .conv_kernel = 4, .key_dim = 6, .value_dim = 5
+static const mha_layer_desc ranked = {.struct_size = sizeof ranked, RANKED, .gate_rank = 3};
 static const mha_layer_desc gated = {.struct_size = sizeof gated,
                                      .flags = MHA_LAYER_OUTPUT_GATE | MHA_LAYER_QK_NORM};
 
@@ -133,6 +135,7 @@ static void compare_steps(const mha_layer_desc *outer, const char *said)
 static void steps_and_threads_change_no_bit(void)
 {
     compare_steps(&net, "layer 0 is a gated delta net");
+    compare_steps(&ranked, "layer 0 is Kimi delta attention");
     compare_steps(&convolution, "layer 0 is a short convolution");
     compare_steps(&space, "layer 0 is a state space");
 }
@@ -195,7 +198,7 @@ static void compare_maps(const mha_layer_desc *outer, const char *weight)
     assert_true(negative > 0);
     outputs[0].entropy = &tensors[1];
     expect_error(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL),
-                 MHA_ERR_UNSUPPORTED, "outputs of layer 0: it is a");
+                 MHA_ERR_UNSUPPORTED, "outputs of layer 0: it is ");
     /* A closed gate, and W_o without the head's columns. */
     input = (mha_transformer_input){.struct_size = sizeof input, .tokens = &tokens};
     const mha_tensor open = mha_tensor_contiguous(gates, MHA_F32, 2, (const int64_t[]){L, H});
@@ -217,6 +220,7 @@ static void compare_maps(const mha_layer_desc *outer, const char *weight)
 static void maps_are_rows_and_heads_switch_off(void)
 {
     compare_maps(&net, "delta_net.o_proj.weight");
+    compare_maps(&ranked, "delta_net.o_proj.weight");
     compare_maps(&space, "state_space.o_proj.weight");
 }
 
@@ -296,8 +300,8 @@ static void training_learns_with_the_same_bits_for_any_threads(void)
     mha_context *one = context_with(1), *several = context_with(3);
     static float data[2][1 << 14];
     double loss[2][STEPS];
-    static const mha_layer_desc *const all[] = {&net, &convolution, &space};
-    for (int k = 0; k < 3; k++) {
+    static const mha_layer_desc *const all[] = {&net, &ranked, &convolution, &space};
+    for (int k = 0; k < 4; k++) {
         mha_transformer *t = make_of(one, all[k]);
         const mha_transformer_init init = {.struct_size = sizeof init, .seed = 3};
         expect_ok(mha_transformer_initialise(one, t, &init));
@@ -451,6 +455,16 @@ static void descriptions_are_checked(void)
          MHA_ERR_ARGUMENT,
          "MHA_LAYER_NO_FEED_FORWARD: only with an ff_dim"},
         {{.key_dim = 3}, MHA_ERR_ARGUMENT, "only with a mixer"},
+        {{.gate_rank = 3}, MHA_ERR_ARGUMENT, "gate_rank: only with a mixer"},
+        {{RANKED, .gate_rank = -1}, MHA_ERR_ARGUMENT, "gate_rank -1; expected"},
+        {{RANKED, .gate_rank = INT64_MAX}, MHA_ERR_ARGUMENT, "gate_rank 9223372036854775807;"},
+        {{.mixer = MHA_MIXER_STATE_SPACE,
+          .conv_kernel = 4,
+          .key_dim = 3,
+          .value_dim = 3,
+          .gate_rank = 1},
+         MHA_ERR_ARGUMENT,
+         "leave the other fields 0"},
         {{.mixer = MHA_MIXER_GATED_DELTA, .key_dim = 3, .value_dim = 3},
          MHA_ERR_ARGUMENT,
          "conv_kernel is 0"},

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { L = 4, T = 37, V = 23, H = 4, G = 2, E = 16, D = 8, K = 3, N = 5, P = 6 };
+enum { L = 5, T = 37, V = 23, H = 4, G = 2, E = 16, D = 8, K = 3, N = 5, P = 6, R = 3 };
 
 static const double EPSILON = 0.125, HEAD_EPSILON = 0.25, STRENGTH = 1.75, RESIDUAL = 0.5;
 
@@ -24,9 +24,9 @@ static const mha_layer_desc layers[L] = {
      .qk_norm_epsilon = 0.5f},
     {RECURRENT, .mixer = MHA_MIXER_GATED_DELTA, .strength_scale = 1.75f,
      .head_norm_epsilon = 0.25f},
-    {.struct_size = sizeof(mha_layer_desc),
-     .mixer = MHA_MIXER_SHORT_CONVOLUTION,
-     .conv_kernel = K}};
+    {.struct_size = sizeof(mha_layer_desc), .mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = K},
+    {RECURRENT, .mixer = MHA_MIXER_GATED_DELTA, .strength_scale = 1.75f, .head_norm_epsilon = 0.25f,
+     .gate_rank = R}};
 
 typedef struct run {
     mha_transformer *t;
@@ -37,7 +37,7 @@ typedef struct run {
 
 static void begin(run *r)
 {
-    static const int64_t heads[] = {H, H, H, 0}, kv_heads[] = {G, G, G, 0};
+    static const int64_t heads[] = {H, H, H, 0, H}, kv_heads[] = {G, G, G, 0, G};
     static float logits[T * V];
     static int32_t ids[T];
     mha_context *context = context_with(1);
@@ -130,7 +130,7 @@ static double mixed(const run *r, const char *kind, char part, int64_t first, in
 /* The places of q, k and v among the channels, and the recurrence of a head. */
 typedef struct recurrence {
     const char *kind;
-    bool delta;
+    bool delta, channels; /* channels: Kimi delta attention */
     int64_t at_q, at_k, at_v;
     double state[N][P];
 } recurrence;
@@ -142,16 +142,31 @@ static double own(const recurrence *c, const run *r, const char *tail, int64_t h
     return (double)numbers(r, name)[h];
 }
 
-/* Strength and decay of a head. */
+/* One output of a product of two matrices: 'g' or 'f' of Kimi delta attention. */
+static double project_twice(const run *r, char part, int64_t t, int64_t row)
+{
+    char first[40], second[40];
+    double sum = 0;
+    snprintf(first, sizeof first, "delta_net.%c_a_proj.weight", part);
+    snprintf(second, sizeof second, "delta_net.%c_b_proj.weight", part);
+    for (int64_t i = 0; i < R; i++)
+        sum += (double)numbers(r, second)[row * R + i] * project(r, first, t, i);
+    return sum;
+}
+
+/* Strength and decays of a head. */
 static void find_gates(const recurrence *c, const run *r, int64_t t, int64_t h, double *b,
-                       double *a)
+                       double a[N])
 {
     char name[40];
     snprintf(name, sizeof name, "%s.a_proj.weight", c->kind);
-    double step = log(1 + exp(project(r, name, t, h) + own(c, r, "dt_bias", h)));
-    if (!c->delta) step = fmin(fmax(step, 0.25), 1);
-    *a = exp(-exp(own(c, r, "A_log", h)) * step);
-    *b = c->delta ? STRENGTH * sigmoid(project(r, "delta_net.b_proj.weight", t, h)) : step;
+    for (int64_t n = 0; n < N; n++) {
+        const double x = c->channels ? project_twice(r, 'f', t, h * N + n) : project(r, name, t, h);
+        double step = log(1 + exp(x + own(c, r, "dt_bias", c->channels ? h * N + n : h)));
+        if (!c->delta) step = fmin(fmax(step, 0.25), 1);
+        a[n] = exp(-exp(own(c, r, "A_log", h)) * step);
+        *b = c->delta ? STRENGTH * sigmoid(project(r, "delta_net.b_proj.weight", t, h)) : step;
+    }
 }
 
 static void take(const recurrence *c, const run *r, char part, int64_t at, int64_t t, int64_t head,
@@ -168,14 +183,14 @@ static void take(const recurrence *c, const run *r, char part, int64_t at, int64
 /* A head's output before its norm and gate. */
 static void step(recurrence *c, const run *r, int64_t t, int64_t h, double *o)
 {
-    double q[N], k[N], v[P], a, b;
+    double q[N], k[N], v[P], a[N], b;
     take(c, r, 'q', c->at_q, t, h / (H / G), N, q);
     take(c, r, 'k', c->at_k, t, h / (H / G), N, k);
     take(c, r, 'v', c->at_v, t, h, P, v);
-    find_gates(c, r, t, h, &b, &a);
+    find_gates(c, r, t, h, &b, a);
     for (int p = 0; p < P; p++) {
         double held = 0;
-        for (int n = 0; n < N; n++) held += (c->state[n][p] *= a) * k[n];
+        for (int n = 0; n < N; n++) held += (c->state[n][p] *= a[n]) * k[n];
         o[p] = c->delta ? 0 : own(c, r, "D", h) * v[p];
         for (int n = 0; n < N; n++) {
             c->state[n][p] += b * k[n] * (c->delta ? v[p] - held : v[p]);
@@ -230,7 +245,7 @@ static double silu_gate(const recurrence *c, const run *r, int64_t t, int64_t i)
 static void a_state_space_is_plain_loops(void)
 {
     static double o[T][H * P];
-    recurrence c = {"state_space", false, H * P + G * N, H * P, 0, {{0}}};
+    recurrence c = {"state_space", false, false, H * P + G * N, H * P, 0, {{0}}};
     run r;
     begin(&r);
     look(&r, 0);
@@ -248,23 +263,35 @@ static void a_state_space_is_plain_loops(void)
     end(&r);
 }
 
-static void a_delta_net_is_plain_loops(void)
+static void compare_delta_net(int64_t layer, bool channels)
 {
     static double o[T][H * P];
-    recurrence c = {"delta_net", true, 0, G * N, 2 * G * N, {{0}}};
+    recurrence c = {"delta_net", true, channels, 0, G * N, 2 * G * N, {{0}}};
     run r;
     begin(&r);
-    look(&r, 2);
+    look(&r, layer);
     run_heads(&c, &r, o);
     const float *weight = numbers(&r, "delta_net.o_norm.weight");
     for (int64_t t = 0; t < T; t++) {
         double wanted[H * P];
         for (int64_t i = 0; i < H * P; i++)
-            wanted[i] = o[t][i] * norm_of(&o[t][i / P * P], P, HEAD_EPSILON) *
-                        (double)weight[i % P] * silu_gate(&c, &r, t, i);
+            wanted[i] =
+                o[t][i] * norm_of(&o[t][i / P * P], P, HEAD_EPSILON) * (double)weight[i % P] *
+                (channels ? sigmoid(project_twice(&r, 'g', t, i)) : silu_gate(&c, &r, t, i));
         near(row_of(&r.view.concatenated, t, H * P), wanted, H * P);
     }
+    assert_int_equal(r.view.log_decay.ndim, channels ? 4 : 3);
     end(&r);
+}
+
+static void a_delta_net_is_plain_loops(void)
+{
+    compare_delta_net(2, false);
+}
+
+static void kimi_delta_attention_is_plain_loops(void)
+{
+    compare_delta_net(4, true);
 }
 
 static double product_of_gates(const run *r, int64_t t, int64_t e)
@@ -349,4 +376,5 @@ static void norms_across_heads_and_after_blocks(void)
 }
 
 RUN_TESTS(TEST(a_state_space_is_plain_loops), TEST(a_delta_net_is_plain_loops),
-          TEST(a_short_convolution_is_plain_loops), TEST(norms_across_heads_and_after_blocks))
+          TEST(kimi_delta_attention_is_plain_loops), TEST(a_short_convolution_is_plain_loops),
+          TEST(norms_across_heads_and_after_blocks))

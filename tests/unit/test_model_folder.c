@@ -220,7 +220,7 @@ static void test_config_fields(void)
          "cohere, cohere2, bart, marian, t5, mt5, whisper, gemma3, ministral, ministral3, "
          "mistral3, "
          "qwen2_vl, qwen2_vl_text, qwen2_5_vl, qwen2_5_vl_text, qwen3_vl, qwen3_vl_text, gpt_oss, "
-         "deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu, vit, dinov2, "
+         "deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu, kimi_linear, vit, dinov2, "
          "dinov2_with_registers, clip_vision_model, clip_text_model, clip, siglip_vision_model, "
          "siglip, "
          "dinov3_vit, multihead"},

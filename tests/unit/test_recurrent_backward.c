@@ -455,7 +455,7 @@ static void gradients_of_strong_decays_are_exact(void)
         double *exact[INPUTS], *bound[INPUTS];
         call c;
         do make(&x, &r, false);
-        while ((!x.given[DECAY] || x.D == 1 || x.shape[DECAY][3] > 1 || x.T < 40 ||
+        while ((!x.given[DECAY] || x.D == 1 || (x.shape[DECAY][3] > 1) != (n % 2 > 0) || x.T < 40 ||
                 x.T > 32 * BLOCKS) &&
                (unmake(&x), true));
         x.delta = false;

@@ -22,6 +22,11 @@ static mha_status read_count(const mhai_config *config, const mhai_experts_kind 
                             (long long)other, kind->count, (long long)*count);
 }
 
+static const char *used_key(const mhai_experts_kind *kind)
+{
+    return kind->used ? kind->used : "num_experts_per_tok";
+}
+
 static mha_status read_groups(const mhai_config *config, const mhai_experts_kind *kind,
                               mha_experts_desc *x)
 {
@@ -38,9 +43,8 @@ static mha_status read_groups(const mhai_config *config, const mhai_experts_kind
                                 (long long)least);
     if (x->used > used * (x->count / groups))
         return mhai_config_fail(MHA_ERR_MODEL, config, kind->groups_used,
-                                "is %lld, whose groups have fewer than 'num_experts_per_tok' %lld "
-                                "experts",
-                                (long long)used, (long long)x->used);
+                                "is %lld, whose groups have fewer than '%s' %lld experts",
+                                (long long)used, used_key(kind), (long long)x->used);
     x->groups = (uint16_t)groups;
     x->groups_used = (uint16_t)used;
     return MHA_OK;
@@ -53,7 +57,7 @@ static mha_status read_experts(const mhai_config *config, const mhai_experts_kin
     *x = (mha_experts_desc){.flags = kind->flags, .ff_dim = ff_dim};
     MHA_TRY(read_count(config, kind, &x->count));
     if (x->count == 0) return MHA_OK;
-    MHA_TRY(mhai_config_count(config, "num_experts_per_tok", 1, x->count, &x->used));
+    MHA_TRY(mhai_config_count(config, used_key(kind), 1, x->count, &x->used));
     if (kind->inner)
         MHA_TRY(mhai_config_count(config, kind->inner, 1, MHAI_MOST_WIDTH, &x->ff_dim));
     if (kind->shared)

@@ -57,6 +57,7 @@ typedef enum mhai_weight_form {
     MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
     MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
+    MHAI_FOUR_AXES,    /* a vector, stored as [1, 1, n, 1] */
     MHAI_ZEROS,        /* in no file: 0 */
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
@@ -180,7 +181,7 @@ typedef struct mhai_family {
     X(bart) X(marian) X(t5) X(mt5) X(whisper)                                                                             \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
-    X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu)                           \
+    X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu) X(kimi_linear)                \
     X(vit) X(dinov2) X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model)             \
     X(clip_images) X(clip) X(siglip_vision_model) X(siglip_images) X(dinov3_vit)                  \
     X(multihead)
@@ -389,6 +390,7 @@ MHA_NODISCARD mha_status mhai_config_lists(const mhai_config *config, const char
 /* The fields of routed experts in config.json (experts.c). NULL: the family has no such field. */
 typedef struct mhai_experts_kind {
     const char *count, *alias; /* the number of experts, and another name for it */
+    const char *used;          /* the number that each token uses; NULL: num_experts_per_tok */
     const char *inner;         /* the width of an expert; NULL: that of dense layers */
     const char *shared;        /* the width of the shared expert */
     const char *shared_count;  /* likewise, as a multiple of the width of an expert */

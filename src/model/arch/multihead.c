@@ -100,7 +100,8 @@ static const struct {
                     {AT(value_dim), 0, MHAI_MOST_WIDTH},
                     {AT(latent_dim), 0, MHAI_MOST_WIDTH},
                     {AT(query_latent_dim), 0, MHAI_MOST_WIDTH},
-                    {AT(shared_dim), 0, MHAI_MOST_WIDTH}};
+                    {AT(shared_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(gate_rank), 0, MHAI_MOST_WIDTH}};
 
 static const struct {
     const char *name;
