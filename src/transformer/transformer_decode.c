@@ -470,7 +470,7 @@ mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t le
 
 mha_status mha_decoder_keep(mha_context *context, mha_decoder *d, int64_t b)
 {
-    MHA_NEED("mha_decoder_keep", context, d);
+    MHA_NEED_AS("mha_decoder_keep", "context, decoder", context, d);
     MHA_TRY(check_sequence("mha_decoder_keep", d, b));
     if (!d->states.now) return MHA_OK;
     if (d->desc.state_copies == 0)
