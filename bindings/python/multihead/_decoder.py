@@ -66,8 +66,8 @@ class Decoder:
                    each step expands them again
         state_interval  copy the states of recurrent layers whenever the number of tokens becomes a multiple of this, so
                    that `truncate` and `fork` can go back there; 0: only in `keep`
-        state_copies  maximum number of copies of a sequence, of which the oldest is replaced; default: as many as
-                   state_interval needs
+        state_copies  maximum number of copies of a sequence. A further copy replaces the oldest. Default: as many
+                   as state_interval needs
         memory     [1,S,E] the rows of an encoder (`Model.decoder` gives them), for every sequence
 
     With type "f32" and no window, logits are bit-identical to one pass over the whole text. Calls from several threads
