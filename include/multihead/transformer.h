@@ -1126,7 +1126,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_fork(mha_decoder *decoder, int64_t 
  * replaces the oldest of state_copies copies. Without layers that have states: a no-op.
  *
  * Memory   a copy, counted by mha_decoder_count(); none if this length already has one.
- * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_ARGUMENT (state_copies is 0; there is no sequence b).
+ * Errors   MHA_ERR_NULL; MHA_ERR_NOMEM (the oldest copy may be lost); MHA_ERR_ARGUMENT (state_copies is 0;
+ *          there is no sequence b).
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_keep(mha_context *context, mha_decoder *decoder,
@@ -1169,8 +1170,9 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  *                  NULL: not computed
  *
  * With MHA_ROPE_SCALING_LONG the first step in which a sequence has more than rope_original_length
- * tokens, or no longer has, first computes the keys and values of its earlier tokens again. The
- * outputs of earlier steps are those of the sequence as it was then.
+ * tokens, or no longer has, first computes the keys and values of its earlier tokens again, and makes
+ * only the copies of states that state_interval requires. The outputs of earlier steps are those of
+ * the sequence as it was then.
  *
  * Positions count the tokens of a sequence; padding has no position and is never stored. The
  * results of a sequence are bit-identical to a decoder with this sequence alone, however its tokens

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { L = 3, B = 3, T = 80, V = 19 };
+enum { L = 3, B = 3, T = 80, V = 19, BORDER = 30 };
 
 static const mha_layer_desc mixers[] = {
     {.struct_size = sizeof(mha_layer_desc),
@@ -24,6 +24,11 @@ static const mha_layer_desc mixers[] = {
      .key_dim = 5,
      .value_dim = 6},
     {.struct_size = sizeof(mha_layer_desc), .mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = 3},
+    /* Keys are computed again when a text grows across BORDER tokens, or shrinks below. */
+    {.struct_size = sizeof(mha_layer_desc),
+     .rope_scaling = MHA_ROPE_SCALING_LONG,
+     .rope_factor = 1,
+     .rope_original_length = BORDER},
     {.struct_size = sizeof(mha_layer_desc)},
     {.struct_size = sizeof(mha_layer_desc), .flags = MHA_LAYER_WINDOW, .left_keys = 9},
 };
@@ -33,6 +38,7 @@ enum { KINDS = sizeof mixers / sizeof *mixers, STATES = 3 }; /* the first STATES
 static mha_transformer *make(mha_context *context, int kind)
 {
     const mha_layer_desc layers[L] = {mixers[kind], mixers[(kind + 1) % KINDS], mixers[kind]};
+    static const float factors[] = {1, 1.5f, 2, 5};
     int64_t heads[L], kv[L];
     for (int l = 0; l < L; l++) {
         const bool none = layers[l].mixer == MHA_MIXER_SHORT_CONVOLUTION;
@@ -50,6 +56,7 @@ static mha_transformer *make(mha_context *context, int kind)
                                     .ff_dim = 8,
                                     .norm = MHA_NORM_RMS,
                                     .positions = MHA_ENCODING_ROTARY,
+                                    .rope_factors = factors,
                                     .layer_heads = heads,
                                     .layer_kv_heads = kv,
                                     .layers = layers};
@@ -67,7 +74,8 @@ typedef struct program {
     mha_context *context;
     mha_transformer *t;
     mha_decoder *decoder;
-    bool states;
+    bool states, rotates,
+        beyond[B]; /* rotates: by the length; beyond the border in the last step */
     int64_t interval, copies, room;
     int64_t length[B], count[B], kept[B][2 * T]; /* kept: ascending lengths with a copy */
     int32_t ids[B][T];
@@ -118,7 +126,10 @@ static void step(program *p)
         const int64_t before = p->length[b], after = before + counts[b];
         if (counts[b] == 0) continue;
         memcpy(p->ids[b] + before, ids + b * n + firsts[b], (size_t)counts[b] * sizeof *ids);
-        for (int64_t i = before + 1; i <= after && p->interval > 0; i++)
+        const bool again = p->rotates && before > 0 && p->beyond[b] != (after > BORDER);
+        if (again) p->count[b] = 0;
+        p->beyond[b] = after > BORDER;
+        for (int64_t i = again ? 1 : before + 1; i <= after && p->interval > 0; i++)
             if (i % p->interval == 0) note(p, b, i);
         p->length[b] = after;
         const mha_tensor text =
@@ -168,6 +179,7 @@ static void branch(program *p)
     memcpy(p->ids[to], p->ids[from], sizeof p->ids[to]);
     memcpy(p->kept[to], p->kept[from], sizeof p->kept[to]);
     p->count[to] = p->count[from];
+    p->beyond[to] = p->beyond[from];
     cut(p, to, length);
 }
 
@@ -189,6 +201,7 @@ static void run(int kind, uint64_t number)
     p.copies = RNG_PICK(&p.r, copies);
     p.room = p.copies == 0 && p.interval > 0 ? T / p.interval : p.copies < T ? p.copies : T;
     p.t = make(p.context, kind);
+    p.rotates = kind == STATES || kind + 1 == STATES;
     p.states = kind < STATES || (kind + 1) % KINDS < STATES;
     mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
     how.batch = B;
