@@ -27,6 +27,11 @@ typedef struct effects_job {
 
 static cli_exit check_model(const text_model *m)
 {
+    if (m->encoder)
+        return cli_fail(CLI_UNSUPPORTED,
+                        "%s is an encoder-decoder, whose heads cannot be ablated; 'multihead prune "
+                        "%s/encoder' measures those of its encoder",
+                        m->folder, m->folder);
     if (mha_transformer_predicts(&m->desc)) return CLI_OK;
     return cli_fail(CLI_UNSUPPORTED,
                     "%s does not predict the next token, which ablation requires; 'multihead "

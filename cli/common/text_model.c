@@ -17,7 +17,7 @@
  * Opening
  * --------------------------------------------------------------------------------------------- */
 
-static mha_status describe(text_model *model)
+static mha_status describe(uint32_t flags, text_model *model)
 {
     mha_model_info info = {.struct_size = sizeof info};
     mha_model *encoder = mha_model_encoder(model->model);
@@ -27,6 +27,10 @@ static mha_status describe(text_model *model)
                         "%s: its encoder reads audio; use 'generate --audio' or the Python package",
                         model->folder);
     MHA_TRY(mha_model_describe(model->model, &info));
+    if (info.patch_size > 0 && !(flags & MHA_MODEL_IMAGES))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: the model reads images, not texts; see 'multihead view --image'",
+                        model->folder);
     snprintf(model->architecture, sizeof model->architecture, "%s", info.architecture);
     model->net = mha_model_transformer(model->model);
     model->pieces = mha_model_tokenizer(model->model);
@@ -63,17 +67,7 @@ cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags
     CLI_TRY(context_make(MHA_ISA_AUTO, threads, &model->context));
     CLI_TRY(cli_check(mha_model_load(model->context, folder, &how, &model->model)));
     CLI_TRY(arena_keep(model->model, destroy_model));
-    return cli_check(describe(model));
-}
-
-cli_exit text_model_reads_texts(const text_model *model)
-{
-    mha_model_info info = {.struct_size = sizeof info};
-    CLI_TRY(cli_check(mha_model_describe(model->model, &info)));
-    if (info.patch_size == 0) return CLI_OK;
-    return cli_fail(CLI_UNSUPPORTED,
-                    "%s: the model reads images, not texts; see 'multihead view --image'",
-                    model->folder);
+    return cli_check(describe(flags, model));
 }
 
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,

@@ -38,12 +38,10 @@ typedef struct text_model {
  * Otherwise each rank loads all layers. */
 cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_model *model);
 
-/* The same with flags of mha_model_options. */
+/* The same with flags of mha_model_options. Without MHA_MODEL_IMAGES, a model that reads images is an
+ * error. */
 cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags,
                              text_model *model);
-
-/* Reject a model of images. */
-cli_exit text_model_reads_texts(const text_model *model);
 
 /* Close the model early and free its memory. */
 void text_model_close(text_model *model);

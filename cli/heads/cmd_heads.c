@@ -237,7 +237,6 @@ static cli_exit heads(const heads_options *options)
              "--spread: a single process has all layers; start several with 'mpirun -n 4 multihead "
              "heads'");
     CLI_TRY(text_model_open(options->model, options->threads, options->spread, &model));
-    CLI_TRY(text_model_reads_texts(&model));
     if (options->words) return list_words(&model);
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED,

@@ -173,7 +173,6 @@ static cli_exit run(const page_options *options)
     page_files *files;
     mha_explorer explorer = {.struct_size = sizeof explorer, .text = options->text};
     CLI_TRY(text_model_open(options->model, 0, false, &model));
-    CLI_TRY(text_model_reads_texts(&model));
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED,
                         "%s: an encoder-decoder needs two texts; write a page of %s/encoder",

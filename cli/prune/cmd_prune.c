@@ -188,7 +188,8 @@ static cli_exit open_model(prune_job *job, const char *folder)
     int64_t layer = 0;
     CLI_TRY(text_model_open(folder, job->options->threads, false, &job->model));
     if (job->model.encoder)
-        return cli_fail(CLI_UNSUPPORTED, "%s: is an encoder-decoder, which cannot be pruned",
+        return cli_fail(CLI_UNSUPPORTED,
+                        "%s is an encoder-decoder, which cannot be pruned; give %s/encoder", folder,
                         folder);
     for (int64_t l = 0; l < job->model.desc.num_layers; l++)
         job->heads += mha_transformer_heads(&job->model.desc, l);

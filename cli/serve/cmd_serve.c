@@ -65,7 +65,6 @@ static cli_exit open_model(const serve_options *options, text_model *model)
     const cli_exit code = text_model_open(options->model, options->threads, false, model);
     if (progress) cli_print_to(stderr, "\r\033[K");
     CLI_TRY(code);
-    CLI_TRY(text_model_reads_texts(model));
     if (model->encoder)
         return cli_fail(CLI_UNSUPPORTED,
                         "%s: an encoder-decoder needs two texts; serve %s/encoder, or use 'view'",

@@ -56,7 +56,7 @@ static void read_all(png_job *job)
 {
     if (setjmp(png_jmpbuf(job->png))) return;
     png_set_read_fn(job->png, job, on_read);
-    png_set_user_limits(job->png, MHA_IMAGE_MOST_EDGE, MHA_IMAGE_MOST_EDGE);
+    png_set_user_limits(job->png, PNG_UINT_31_MAX, PNG_UINT_31_MAX); /* mhai_image_make() checks */
     png_set_chunk_cache_max(job->png, 64);
     png_set_chunk_malloc_max(job->png, 1 << 20);
     png_read_info(job->png, job->info);

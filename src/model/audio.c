@@ -12,6 +12,8 @@
 
 static const size_t most_wav_bytes = 1u << 30;
 
+#define CONVERT "sox FILE -r 16000 -c 1 -b 16 -e signed-integer NEW.wav"
+
 /* The format of the samples: the chunk "fmt ". */
 typedef struct wave {
     const unsigned char *data; /* the chunk "data"; NULL: not found */
@@ -30,8 +32,8 @@ static unsigned number(const unsigned char *at, int bytes)
 static mha_status read_format(const char *path, const unsigned char *at, size_t bytes, wave *w)
 {
     if (bytes < 16)
-        return mhai_path_fail(MHA_ERR_FORMAT, path, "its chunk 'fmt ' has %zu bytes, expected 16",
-                              bytes);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "its chunk 'fmt ' has %zu bytes, expected at least 16", bytes);
     w->formatted = true;
     w->encoding = number(at, 2);
     w->channels = number(at + 2, 2);
@@ -46,7 +48,8 @@ static mha_status read_format(const char *path, const unsigned char *at, size_t 
 static mha_status read_chunks(const char *path, const unsigned char *at, size_t size, wave *w)
 {
     if (size < 12 || memcmp(at, "RIFF", 4) != 0 || memcmp(at + 8, "WAVE", 4) != 0)
-        return mhai_path_fail(MHA_ERR_FORMAT, path, "is no wav file (RIFF, WAVE)");
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "is not a wav file (RIFF, WAVE); convert it: " CONVERT);
     for (size_t i = 12; size - i >= 8 && !w->data;) {
         const size_t stated = number(at + i + 4, 4), left = size - i - 8;
         const size_t bytes = stated < left ? stated : left;
@@ -65,17 +68,15 @@ static mha_status check_wave(const char *path, const wave *w)
     const bool whole = w->encoding == 1 && (w->bits == 16 || w->bits == 24 || w->bits == 32);
     if (w->channels != 1)
         return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
-                              "has %u channels, expected 1; convert it: sox FILE -c 1 NEW.wav",
-                              w->channels);
+                              "has %u channels, expected 1; convert it: " CONVERT, w->channels);
     if (w->rate != MHA_AUDIO_RATE)
         return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
-                              "has %u samples per second, expected 16000; convert it: sox FILE -r "
-                              "16000 NEW.wav",
+                              "has %u samples per second, expected 16000; convert it: " CONVERT,
                               w->rate);
     if (whole || (w->encoding == 3 && w->bits == 32)) return MHA_OK;
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
                           "has samples of encoding %u with %u bits; expected PCM of 16, 24 or 32 "
-                          "bits, or floats of 32",
+                          "bits, or floats of 32; convert it: " CONVERT,
                           w->encoding, w->bits);
 }
 

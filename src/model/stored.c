@@ -304,21 +304,6 @@ static bool has_rows(const mhai_stored_parameter *p)
            p->form != MHAI_CONVOLUTIONS && p->form != MHAI_LAYER_SCALED && !p->from.exponents;
 }
 
-/* Whether these rows of the file are also in the same order. */
-static bool in_order(const mhai_stored_parameter *p)
-{
-    switch (p->form) {
-    case MHAI_FUSED_HEADS:
-    case MHAI_FUSED_GATE:
-    case MHAI_FUSED_GROUPS:
-    case MHAI_PAIRED_ROWS:
-    case MHAI_LAST_FIRST:
-    case MHAI_EXPERT_MIXED:
-    case MHAI_EXPERT_MXFP4: return false;
-    default: return has_rows(p);
-    }
-}
-
 /* Read rows. Those that are adjacent in the file are read together. */
 static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, float *to)
@@ -380,11 +365,13 @@ const void *mhai_stored_find_rows(const void *stored, int64_t parameter, int64_t
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
     const mha_gguf_type from = p->from.type;
-    (void)rows;
-    if (!in_order(p) || (from != MHA_GGUF_F16 && from != MHA_GGUF_BF16)) return NULL;
+    const int64_t at = row_at(p, row);
+    if (!has_rows(p) || (from != MHA_GGUF_F16 && from != MHA_GGUF_BF16)) return NULL;
+    for (int64_t i = 1; i < rows; i++)
+        if (row_at(p, row + i) != at + i) return NULL;
     *type = from == MHA_GGUF_F16 ? MHA_F16 : MHA_BF16;
     *stride = p->columns;
-    return p->from.data + (p->first + row) * p->columns * (int64_t)sizeof(uint16_t);
+    return p->from.data + at * p->columns * (int64_t)sizeof(uint16_t);
 }
 
 mha_status mhai_stored_sinusoids(mha_context *context, const mha_parameter *p, mhai_stored *stored,

@@ -67,12 +67,21 @@ static void write_names(mha_json *json, const char *name, const char *const *nam
     mha_json_end(json);
 }
 
-/* cells: room for a map. Values that are not finite or negative count as 0. */
+/* cells, sums: room for a map, and for each query's sum over patches, which 8-bit cells would falsify.
+ * Values that are not finite or negative count as 0. */
 static void write_map(const mha_picture_page *p, const mha_picture_map *map, uint8_t *cells,
-                      mha_json *json)
+                      float *sums, mha_json *json)
 {
     const int64_t tokens = p->first + p->rows * p->cols;
     float most = 0;
+    for (int64_t q = 0; q < tokens; q++) {
+        double sum = 0;
+        for (int64_t k = p->first; k < tokens; k++) {
+            const float v = map->values[q * tokens + k];
+            if (isfinite(v) && v > 0) sum += (double)v;
+        }
+        sums[q] = (float)sum;
+    }
     for (int64_t i = 0; i < tokens * tokens; i++)
         if (isfinite(map->values[i]) && map->values[i] > most) most = map->values[i];
     for (int64_t i = 0; i < tokens * tokens; i++) {
@@ -93,6 +102,7 @@ static void write_map(const mha_picture_page *p, const mha_picture_map *map, uin
     }
     mha_json_end(json);
     mha_json_base64(json, "cells", cells, (size_t)(tokens * tokens));
+    mha_json_base64(json, "on_patches", sums, (size_t)tokens * sizeof *sums);
     mha_json_end(json);
 }
 
@@ -113,7 +123,12 @@ static mha_status write_data(mhai_writer *w, const mha_picture_page *p)
     const mha_sink sink = mhai_sink_of(w);
     mha_json json = {.sink = &sink, .compact = true};
     uint8_t rgb[256][3], *cells = mhai_sink_alloc(tokens * tokens, 1);
-    if (!cells) return MHA_NO_MEMORY("picture page");
+    float *sums = mhai_sink_alloc(tokens, sizeof *sums);
+    if (!cells || !sums) {
+        free(cells);
+        free(sums);
+        return MHA_NO_MEMORY("picture page");
+    }
     mha_json_object(&json, NULL);
     mha_json_integer(&json, "rows", p->rows);
     mha_json_integer(&json, "cols", p->cols);
@@ -125,14 +140,15 @@ static mha_status write_data(mhai_writer *w, const mha_picture_page *p)
     mha_status status = write_image(p, &json);
     mha_json_array(&json, "maps");
     for (int64_t i = 0; i < p->map_count && !json.status; i++)
-        write_map(p, &p->maps[i], cells, &json);
+        write_map(p, &p->maps[i], cells, sums, &json);
     mha_json_end(&json);
     mha_json_array(&json, "beside");
     for (int64_t i = 0; i < p->beside_count && !json.status; i++)
-        write_map(p, &p->beside[i], cells, &json);
+        write_map(p, &p->beside[i], cells, sums, &json);
     mha_json_end(&json);
     mha_json_end(&json);
     free(cells);
+    free(sums);
     const mha_status end = mha_json_finish(&json);
     return status ? status : end;
 }

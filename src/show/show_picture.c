@@ -171,20 +171,6 @@ static mha_status make_rollouts(const maker *m, mha_picture_page *page)
     return MHA_OK;
 }
 
-static mha_status number_labels(const maker *m, int64_t count, const char *const **labels)
-{
-    const char **list;
-    MHA_TRY(MHA_ROOM_ALLOC(m->room, count, &list));
-    for (int64_t i = 0; i < count; i++) {
-        char *name;
-        MHA_TRY(text(m, &name));
-        mha_format(name, TEXT_BYTES, "%" PRId64, i);
-        list[i] = name;
-    }
-    *labels = list;
-    return MHA_OK;
-}
-
 static mha_status make(maker *m, mha_picture_show *show)
 {
     const mha_show_options *o = m->options;
@@ -221,8 +207,6 @@ static mha_status make(maker *m, mha_picture_show *show)
                                 .value_name = "weight",
                                 .backdrop = p->pixels,
                                 .backdrop_zoom = p->patch};
-    MHA_TRY(number_labels(m, p->rows, &show->figure.row_labels));
-    MHA_TRY(number_labels(m, p->cols, &show->figure.col_labels));
     show->page = (mha_picture_page){.struct_size = sizeof show->page,
                                     .map_size = sizeof(mha_picture_map),
                                     .title = m->maps->name,

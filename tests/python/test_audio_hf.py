@@ -87,9 +87,12 @@ def test_wav_files(tmp_path, width):
 
 
 @pytest.mark.parametrize("at, form, value, error", [
-    (0, "4s", b"RIFX", "is no wav file"), (8, "4s", b"AVI ", "is no wav file"), (20, "<H", 2, "encoding 2 with 16 bits"),
-    (22, "<H", 2, "has 2 channels"), (22, "<H", 0, "has 0 channels"), (24, "<I", 44100, "has 44100 samples per second"),
-    (34, "<H", 8, "with 8 bits"), (34, "<H", 0, "with 0 bits"), (16, "<I", 4, "'fmt ' has 4 bytes"),
+    (0, "4s", b"RIFX", "is not a wav file (RIFF, WAVE); convert it: sox FILE -r 16000 -c 1 -b 16"),
+    (8, "4s", b"AVI ", "is not a wav file"), (20, "<H", 2, "encoding 2 with 16 bits"),
+    (22, "<H", 2, "has 2 channels, expected 1; convert it: sox FILE -r 16000 -c 1"),
+    (22, "<H", 0, "has 0 channels"), (24, "<I", 44100, "has 44100 samples per second"),
+    (34, "<H", 8, "with 8 bits"), (34, "<H", 0, "with 0 bits"),
+    (16, "<I", 4, "'fmt ' has 4 bytes, expected at least 16"),
     (12, "4s", b"fmX ", "has no chunk 'fmt '"), (36, "4s", b"datX", "has no chunk 'data'"),
     (16, "<I", 2**32 - 1, "has no chunk 'data'")])
 def test_wrong_wav_files(tmp_path, at, form, value, error):
@@ -201,7 +204,7 @@ def test_audio_is_required_and_refused(made, tmp_path):
     ({"max_source_positions": None}, "'max_source_positions' is missing"),
     ({"max_target_positions": 81}, "decoder.embed_positions.weight' has shape"),
     ({"activation_function": "relu"}, "activation_function 'relu' is not supported"),
-    ({"decoder_layers": 4}, "decoder.layers.3."), ({"decoder_attention_heads": 5}, "'decoder_attention_heads' is 5"),
+    ({"num_key_value_heads": 2}, "'num_key_value_heads' is 2, "), ({"decoder_layers": 4}, "decoder.layers.3."), ({"decoder_attention_heads": 5}, "'decoder_attention_heads' is 5"),
     ({"begin_suppress_tokens": "x"}, "'begin_suppress_tokens' is neither")], ids=str)
 def test_wrong_fields_are_named(tmp_path, fields, error):
     net_of("plain").save_pretrained(tmp_path)

@@ -1,5 +1,6 @@
 """multihead view --image: an object is outlined by a head that looks for its colour, in numbers, in pictures and on the
 page in headless Chromium; rejected files and options."""
+import base64
 import json
 import subprocess
 
@@ -63,9 +64,22 @@ def test_pictures(models):
     assert inside.sum() > 0.1 * len(found) * MASK.mean() and outside.sum() > inside.sum()
     text = view(models / "vit", "--image", models / "scene.png", "--head", "1.0", "--ascii", "--color", "never")
     rows = [line.split("|")[1] for line in text.splitlines() if line.count("|") == 2]
+    both = view(models / "vit", "--image", models / "scene.png", "--head", "1.0,1.1", "--ascii", "--color", "never")
+    numbers = [line.split("|")[0].strip() for line in both.splitlines() if line.count("|") == 4]
+    assert numbers == [str(row) for row in range(16)]
     assert [row.count("@") / 2 for row in rows] == pytest.approx(MASK.sum(1).tolist(), abs=2)
     mean = view(models / "vit", "--image", models / "scene.png", "--query", "mean", "--ascii", "--head", "0.3")
     assert "all patches (mean)" in mean
+
+
+def test_sums_of_a_page(models):
+    """Sums over patches are exact: those of 8-bit cells could exceed 1."""
+    view(models / "registers", "--image", models / "scene.png", "-o", models / "sums.html", "--npy", models / "sums.npy")
+    text = (models / "sums.html").read_text()
+    data = json.loads(text[text.index('{"rows"'):].split("</script>")[0])
+    maps, first = np.load(models / "sums.npy"), len(data["labels"])
+    found = [np.frombuffer(base64.b64decode(map["on_patches"]), np.float32) for map in data["maps"]]
+    assert np.allclose(found, maps[..., first:].sum(-1).reshape(-1, maps.shape[-1]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(1200, 900), (420, 800)])
@@ -107,7 +121,9 @@ def test_page(models, browser, size):
     expect(page.locator("#measures dt")).to_have_text([
         "mean distance in patches", "on itself and its neighbours", "on its own row", "on its own column", "on CLS",
         "on registers"])
+    expect(page.locator("#range")).to_contain_text(f"yellow {100 / MASK.sum():.1f} %, the largest weight in this map; square-")
     page.locator("#own").check()
+    expect(page.locator("#range")).to_contain_text("yellow 0.4 %, the largest weight of this query on a patch")
     page.locator("#mix").fill("90")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert errors == []

@@ -298,7 +298,9 @@ REFUSED = {
         ("scale_depth", -1, "'scale_depth' is -1"),
         ("dim_model_base", 0, "'dim_model_base' is 0"),
         ("attention_bias", True, "a_proj.*bias' is missing")],
-    "youtu": [("mlp_bias", True, "'mlp_bias' is set")],
+    "youtu": [
+        ("mlp_bias", True, "'mlp_bias' is set"),
+        ("rope_parameters", {**YARN, "mscale_all_dim": 1e300}, r"'mscale_all_dim' is 1e\+300, expected at most 1e\+06")],
     "youtu, no query latent": [("attention_bias", True, "supported only with a 'q_lora_rank'")]}
 
 

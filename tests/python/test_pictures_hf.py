@@ -3,6 +3,7 @@ of other sizes, rejected folders; and the patches of images, against transformer
 import ctypes as C
 import io
 import json
+import subprocess
 import zlib
 
 import numpy as np
@@ -15,7 +16,7 @@ import multihead_ctypes as mha
 from multihead import _tensor
 from multihead._abi import (Batch, Image, ModelInfo, ModelOptions, ModelOutputs, Picture, Tensor, Tokens)
 from multihead._library import model_library
-from shared import rounds_like
+from shared import HANGS, PROGRAM, rounds_like
 from test_checkpoint_hf import randomise, run_theirs
 
 LIBRARY = model_library()
@@ -191,6 +192,30 @@ def test_two_towers(tmp_path):
     assert Model(tmp_path / "siglip").info.patch_rows == 1
 
 
+@pytest.mark.parametrize("change, error", [
+    ({"text_config_dict": {"num_attention_heads": 2}},
+     "'num_attention_heads' differs in 'text_config' and 'text_config_dict'"),
+    ({"text_config_dict": {"num_attention_heads": 4, "hidden_act": "gelu"}}, "'hidden_act' differs"),
+    ({"text_config_dict": {"num_attention_heads": 4}}, "'layer_norm_eps' differs"),
+    ({"text_config_dict": {"num_attention_heads": 4, "layer_norm_eps": 1e-3}}, None),
+    ({"vision_config_dict": {"num_attention_heads": 2}}, None),  # of the other tower
+    ({"text_config": {"model_type": "x"}}, "'model_type' of text_config is 'x', expected 'clip_text_model'")], ids=str)
+def test_copies_of_the_parts_of_clip(tmp_path, change, error):
+    """transformers prefers the copies, and takes its defaults for fields that they lack."""
+    config = transformers.CLIPConfig(text_config=text_config(layer_norm_eps=1e-3),
+                                     vision_config=dict(SMALL, image_size=16, patch_size=4))
+    transformers.CLIPModel(config).save_pretrained(tmp_path)
+    made = json.loads((tmp_path / "config.json").read_text())
+    for name, fields in change.items():
+        made[name] = {**made.get(name, {}), **fields}
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    if not error:
+        assert Model(tmp_path, NO_TOKENIZER).info.patch_rows == 0
+        return
+    with pytest.raises(mha.MultiheadError, match=error):
+        Model(tmp_path, NO_TOKENIZER)
+
+
 def test_names_of_classifiers(tmp_path):
     model = randomise(transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, image_size=16)), 54)
     model.save_pretrained(tmp_path / "whole")
@@ -250,6 +275,15 @@ def test_refused(tmp_path, folders, kind, change, words):
     folder = changed(folders[kind], tmp_path, "config.json", change)
     with pytest.raises(mha.MultiheadError, match=words):
         Model(folder)
+
+
+@pytest.mark.parametrize("arguments", [("circuits",), ("ablate", "x"), ("serve", "--port", "0"), ("page", "-o", "a.html"),
+                                       ("heads", "x"), ("view", "x")], ids=str)
+def test_the_program_refuses_images_for_texts(tmp_path, folders, arguments):
+    done = subprocess.run([PROGRAM, arguments[0], folders["vit"], *arguments[1:]], capture_output=True, text=True,
+                          check=False, timeout=HANGS, cwd=tmp_path)
+    wanted = f"multihead: {arguments[0]}: {folders['vit']}: the model reads images, not texts; see 'multihead view --image'"
+    assert (done.returncode, done.stderr.strip()) == (5, wanted)
 
 
 def pillow():
@@ -392,7 +426,7 @@ def test_hostile_files():
     for data, words in [
             (b"", "neither a PNG nor a JPEG"), (b"GIF89a", "neither"), (png(3, 2, rows)[:20], "truncated"),
             (png(3, 2, rows)[:-20], "damaged PNG"), (png(3, 2, rows[:-1]), "damaged PNG|truncated"),
-            (png(3, 2, rows, crc=1), "CRC"), (png(1 << 30, 1, rows), "damaged PNG|pixels"),
+            (png(3, 2, rows, crc=1), "CRC"), (png(1 << 30, 1, rows), "1073741824 x 1 pixels, expected 1..32768"),
             (png(30000, 30000, rows), "30000 x 30000 pixels"), (png(3, 0, rows), "damaged PNG"),
             (png(3, 2, rows, depth=3), "damaged PNG"), (png(3, 2, b"\7" * 20), "damaged PNG")]:
         with pytest.raises(mha.MultiheadError, match=words):

@@ -185,6 +185,20 @@ def test_greedy_tokens_are_those_of_transformers(made):
     assert model.generate([], source=source[0].tolist(), max_tokens=50 - forced) == model.detokenize(text)
 
 
+def test_a_decoder_without_its_output_layer(folders, tmp_path):
+    for file in folders["bart"].iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = multihead.Model(tmp_path)
+    assert not model.predicts and model.attention([5], source=[6], outputs="cross_probabilities")
+    for call in (lambda: model.logits([5], source=[6]), lambda: model.decoder(source=[6]),
+                 lambda: model.generate(source=[6])):
+        with pytest.raises(multihead.Unsupported, match="saved without its output layer"):
+            call()
+
+
 def test_a_source_is_required_and_refused(made):
     _, model, _ = made
     for call in (lambda: model.logits([1, 2]), lambda: model.attention([1]), lambda: model.decoder(),
@@ -219,7 +233,10 @@ HOSTILE = [
     ("marian", {"max_position_embeddings": 2**21}, "'max_position_embeddings' is 2097152"),
     ("t5", {"d_kv": None}, "'d_kv' is missing"), ("t5", {"d_kv": 11}, "SelfAttention.q.weight' has shape"),
     ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj 'gated-tanh' is not supported"),
-    ("t5", {"feed_forward_proj": "gated-gelu"}, "DenseReluDense.wi_0.weight' is missing"),
+    ("t5", {"feed_forward_proj": "gated-gelu", "dense_act_fn": None, "is_gated_act": None},
+     "DenseReluDense.wi_0.weight' is missing"),
+    ("t5", {"feed_forward_proj": "silu"}, "'dense_act_fn' is 'relu', 'feed_forward_proj' is 'silu'; remove"),
+    ("t5", {"is_gated_act": True}, "'is_gated_act' is 'true', 'feed_forward_proj' is 'relu'; remove"),
     ("t5", {"relative_attention_num_buckets": 33}, "relative_attention_bias.weight' has shape"),
     ("t5", {"relative_attention_max_distance": 7}, "t5_max_distance"),
     ("t5", {"num_decoder_layers": 0}, "'num_decoder_layers' is 0"),
@@ -285,8 +302,28 @@ def test_weights_of_other_files(folders, tmp_path):
         multihead.Model(tmp_path)
     del older["model.encoder.embed_tokens.weight"]
     save_file({**weights, **older}, tmp_path / "model.safetensors")
-    with pytest.raises(multihead.Error, match="'shared.weight' is missing"):
+    with pytest.raises(multihead.Error, match="'encoder.embed_tokens.weight' is missing"):
         multihead.Model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian", "t5", "mt5"])
+def test_towers_with_embeddings_of_their_own(tmp_path, kind):
+    """They are preferred to the shared ones that the file also has, as in transformers."""
+    net_of(kind).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    weights, prefix = load_file(tmp_path / "model.safetensors"), "model." * (kind in ("bart", "marian"))
+    for name in (f"{prefix}encoder.embed_tokens.weight", f"{prefix}decoder.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.randn(VOCAB, 48)
+    save_file(weights, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    if kind == "t5":
+        config["scale_decoder_outputs"] = None  # not scaled
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    net = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    source, target = texts()
+    rounded, exact = run(net, source, target)[1], in_double(net, source, target)[1]
+    ours = multihead.Model(tmp_path).logits(target[0].tolist(), source=source[0].tolist())
+    assert rounds_like(ours, rounded.numpy(), exact.numpy())
 
 
 def program(*arguments):
@@ -354,7 +391,8 @@ def test_the_texts_of_both_towers(tmp_path):
     (("generate", "", "--chat", "x"), "--chat: "), (("generate", ""), "give TEXT, which its encoder reads"),
     (("view", "", "x"), "takes two texts, a source and a target"), (("perplexity", "", "--text", __file__), "does not predict"),
     (("view", "encoder", "x", "--self"), "--self: "), (("generate", "encoder", "x"), "does not predict the next token"),
-    (("prune", "", "--text", __file__, "--keep", "2"), "cannot be pruned"), (("ablate", "", "x"), "does not predict"),
+    (("prune", "", "--text", __file__, "--keep", "2"), "cannot be pruned; give"),
+    (("ablate", "", "x"), "is an encoder-decoder, whose heads cannot be ablated; 'multihead prune"),
     (("circuits", ""), "circuits reads self-attention: give"),
     (("view", "", "x", "--from", "x", "--to", "x"), "give the encoder alone"),
     (("view", "", "x", "--desk", "0"), "give the encoder alone")], ids=str)

@@ -280,7 +280,9 @@ class Model:
     @property
     def predicts(self) -> bool:
         """True if the model predicts the next token: `generate` and `logits` work."""
-        return bool(self._encoder or library.mha_transformer_predicts(C.byref(self._desc)))
+        if self._encoder:
+            return not self._has("no_output")
+        return bool(library.mha_transformer_predicts(C.byref(self._desc)))
 
     def _has(self, flag: str) -> bool:
         return bool(self._desc.flags & _abi.TRANSFORMER_FLAGS[flag])

@@ -7,7 +7,7 @@
 #include <math.h>
 
 #define TOWER_NAMES(tower)                                                                    \
-    MHAI_NAME("embed_tokens", "shared"), MHAI_NAME("embed_tokens", tower ".embed_tokens"),    \
+    MHAI_NAME("embed_tokens", tower ".embed_tokens"), MHAI_NAME("embed_tokens", "shared"),    \
         {"embed_positions", tower ".embed_positions", MHAI_LAST_ROWS, 0},                     \
         MHAI_NAME("embed_norm", tower ".layernorm_embedding"),                                \
         MHAI_NAME("self_attn.o_proj", "self_attn.out_proj"),                                  \

@@ -3,6 +3,7 @@
 
 #include "io/file.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,7 +21,7 @@ static const char *part_of(const mhai_family *family)
     return family->images ? "vision_config" : "text_config";
 }
 
-/* Of models of several parts there is a row for each kind of text part. */
+/* Of models of several parts there is a row for each kind of text part, and one for images. */
 static bool has_text_type(const mhai_config *config, const mhai_family *family)
 {
     const json_t *text = json_object_get(config->root, part_of(family));
@@ -38,9 +39,9 @@ mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_f
     *family = NULL;
     for (int i = 0; i < FAMILIES; i++) {
         const mhai_family *f = families[i];
-        if (strcmp(f->model_type, type) == 0 &&
-            (!*family || (has_text_type(config, f) && (!images || f->images))))
-            *family = f;
+        const bool better = !*family || ((*family)->images && !images) ||
+                            (has_text_type(config, f) && (!images || f->images));
+        if (strcmp(f->model_type, type) == 0 && better) *family = f;
         if (i == 0 || strcmp(f->model_type, families[i - 1]->model_type) != 0)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
                      f->model_type);
@@ -49,6 +50,38 @@ mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_f
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
                           "model_type '%s' is not known; known: %s", mhai_show_name(type).text,
                           known);
+}
+
+/* Whether a field of CLIP is absent or has its default in transformers. */
+static bool is_usual(const char *key, const json_t *value, bool images)
+{
+    if (!value) return true;
+    if (json_is_string(value)) return strcmp(json_string_value(value), "quick_gelu") == 0;
+    return strcmp(key, "layer_norm_eps") == 0 ? fabs(json_number_value(value) - 1e-5) < 1e-12
+                                              : json_integer_value(value) == (images ? 12 : 8);
+}
+
+/* transformers prefers CLIP's second copy of a part. Shapes of weights contradict wrong values of
+ * all fields but these. */
+static mha_status compare_copies(const mhai_config *whole, const char *name, bool images)
+{
+    static const char *const keys[] = {"num_attention_heads", "hidden_act", "layer_norm_eps"};
+    char copy[32];
+    snprintf(copy, sizeof copy, "%s_dict", name);
+    const json_t *parts[] = {json_object_get(whole->root, name),
+                             json_object_get(whole->root, copy)};
+    for (int i = 0; json_is_object(parts[1]) && i < 3; i++) {
+        const json_t *own = json_object_get(parts[0], keys[i]);
+        const json_t *other = json_object_get(parts[1], keys[i]);
+        if (json_equal(own, other) || (!own && is_usual(keys[i], other, images)) ||
+            (!other && is_usual(keys[i], own, images)))
+            continue;
+        return mhai_path_fail(MHA_ERR_MODEL, whole->path,
+                              "'%s' differs in '%s' and '%s'; keep only the object that the model "
+                              "was trained with",
+                              keys[i], name, copy);
+    }
+    return MHA_OK;
 }
 
 mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
@@ -64,6 +97,7 @@ mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "'%s' is not a JSON object",
                               part_of(family));
+    MHA_TRY(compare_copies(&whole, part_of(family), family->images));
     MHA_TRY(mhai_config_refuse(&whole, refused));
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
     if (strcmp(type, family->text_type) != 0)

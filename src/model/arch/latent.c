@@ -19,6 +19,9 @@ static mha_status read_scale(const mhai_config *config, int64_t width, float *sc
         MHA_TRY(mhai_config_text(&rope, old ? "type" : "rope_type", "default", &type));
         if (strcmp(type, "default") == 0) continue;
         MHA_TRY(mhai_config_number(&rope, "mscale_all_dim", 0, &all));
+        if (all > 1e6) /* the scale would not be a finite float32 */
+            return mhai_config_fail(MHA_ERR_MODEL, &rope, "mscale_all_dim",
+                                    "is %g, expected at most 1e+06", all);
         MHA_TRY(mhai_config_number(&rope, "factor", 1, &factor));
     }
     const double m = factor > 1 ? 0.1 * all * mha_log(factor) + 1 : 1;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define TOWER_NAMES(tower, feed)                                                           \
-    MHAI_NAME("embed_tokens", "shared"), MHAI_NAME("embed_tokens", tower ".embed_tokens"), \
+    MHAI_NAME("embed_tokens", tower ".embed_tokens"), MHAI_NAME("embed_tokens", "shared"), \
         MHAI_NAME("self_attn_norm", "layer.0.layer_norm"),                                 \
         MHAI_NAME("self_attn.q_proj", "layer.0.SelfAttention.q"),                          \
         MHAI_NAME("self_attn.k_proj", "layer.0.SelfAttention.k"),                          \
@@ -53,6 +53,26 @@ static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
     return MHA_OK;
 }
 
+/* transformers writes the two parts of feed_forward_proj too, and prefers them. */
+static mha_status compare_activation(const mhai_config *config, const char *whole,
+                                     const char *inner, bool gated)
+{
+    static const char *const parts[] = {"dense_act_fn", "is_gated_act"};
+    const char *name;
+    bool gate;
+    MHA_TRY(mhai_config_text(config, parts[0], inner, &name));
+    MHA_TRY(mhai_config_bool(config, parts[1], gated, &gate));
+    const bool same = strcmp(name, inner) == 0;
+    if (same && gate == gated) return MHA_OK;
+    return mhai_config_fail(MHA_ERR_MODEL, config, parts[same],
+                            "is '%s', 'feed_forward_proj' is '%s'; remove the one that does not "
+                            "match the weights",
+                            !same  ? mhai_show_name(name).text
+                            : gate ? "true"
+                                   : "false",
+                            whole);
+}
+
 /* What both towers have, except for their layers. usual: the default of feed_forward_proj. */
 static mha_status read_tower(const mhai_config *config, const mhai_family *family,
                              const char *usual, mhai_family_plan *plan)
@@ -61,12 +81,14 @@ static mha_status read_tower(const mhai_config *config, const mhai_family *famil
     static const mha_feed_forward kinds[] = {MHA_FEED_FORWARD_RELU, MHA_FEED_FORWARD_GEGLU_TANH,
                                              MHA_FEED_FORWARD_SWIGLU, MHA_FEED_FORWARD_GELU,
                                              MHA_FEED_FORWARD_SILU};
+    static const char *const inner[] = {"relu", "gelu_new", "silu", "gelu", "silu"};
     mha_transformer_desc *d = &plan->desc;
     int act;
     MHA_TRY(mhai_config_unset(config, "is_decoder"));
     MHA_TRY(mhai_read_sizes(config, family, "d_ff", d));
     MHA_TRY(mhai_config_real(config, "layer_norm_epsilon", 1e-6, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_choice(config, "feed_forward_proj", usual, acts, 5, &act));
+    MHA_TRY(compare_activation(config, acts[act], inner[act], act == 1 || act == 2));
     d->feed_forward = kinds[act];
     d->norm = MHA_NORM_RMS;
     return MHA_OK;
@@ -100,10 +122,12 @@ static mha_status read_t5_encoder(const mhai_config *config, mhai_family_plan *p
 /* The first version scales the input of its output, and is known by tied embeddings. */
 static mha_status read_t5(const mhai_config *config, mhai_family_plan *plan)
 {
+    static const char key[] = "scale_decoder_outputs";
     bool tied, scaled;
     MHA_TRY(read_decoder(config, &mhai_family_t5, "relu", plan));
     MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", true, &tied));
-    MHA_TRY(mhai_config_bool(config, "scale_decoder_outputs", tied, &scaled));
+    /* transformers treats null as false */
+    MHA_TRY(mhai_config_bool(config, key, tied && !json_object_get(config->root, key), &scaled));
     if (scaled) plan->desc.logit_scale = 1 / sqrtf((float)plan->desc.embed_dim);
     return MHA_OK;
 }

@@ -34,8 +34,11 @@ static mha_status read_tower(const mhai_config *config, const mhai_family *famil
     static const char *const acts[] = {"gelu"}, *const refused[] = {"is_decoder", NULL};
     mha_transformer_desc *d = &plan->desc;
     int unused;
+    int64_t heads;
     MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(mhai_read_sizes(config, family, "encoder_ffn_dim", d));
+    heads = d->num_heads; /* transformers reads both names as one field */
+    MHA_TRY(mhai_config_optional(config, "num_key_value_heads", heads, heads, heads, &heads));
     MHA_TRY(mhai_config_choice(config, "activation_function", acts[0], acts, 1, &unused));
     d->norm = MHA_NORM_LAYER;
     d->feed_forward = MHA_FEED_FORWARD_GELU;

@@ -7,7 +7,10 @@ const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 const {rows, cols, patch} = data, first = data.labels.length, tokens = first + rows * cols;
 const colours = bytes(data.colours);
 const all = [...data.maps, ...data.beside.map(map => ({...map, beside: true}))];
-for (const map of all) map.cells = bytes(map.cells);
+for (const map of all) {
+    map.cells = bytes(map.cells);
+    map.on_patches = new Float32Array(bytes(map.on_patches).buffer);
+}
 
 const state = {group: 0, map: 0, query: first > 0 ? 0 : first + Math.floor(rows / 2) * cols + Math.floor(cols / 2),
     kept: first > 0 ? 0 : first, mix: 0.4, own: false};
@@ -50,15 +53,10 @@ function paint(canvas, map, zoom) {
     context.putImageData(image, 0, 0);
     if (state.query < first) return;
     const at = state.query - first;
-    context.lineWidth = Math.max(1, zoom / 8);
+    const line = Math.min(zoom / 2, Math.max(2, zoom / 14)); // shrunk canvases lose lines of one pixel
+    context.lineWidth = line;
     context.strokeStyle = "#ff3b6b";
-    context.strokeRect(at % cols * zoom + 0.5, Math.floor(at / cols) * zoom + 0.5, zoom - 1, zoom - 1);
-}
-
-function onPatches(map) {
-    let sum = 0;
-    for (let k = first; k < tokens; k++) sum += valueOf(map, state.query, k);
-    return sum;
+    context.strokeRect(at % cols * zoom + line / 2, Math.floor(at / cols) * zoom + line / 2, zoom - line, zoom - line);
 }
 
 function describe(map) {
@@ -66,7 +64,13 @@ function describe(map) {
     for (let k = first; k < tokens; k++)
         if (map.cells[state.query * tokens + k] > map.cells[state.query * tokens + best]) best = k;
     return `${nameOf(state.query)} attends most to ${nameOf(best)} (${percent(valueOf(map, state.query, best))}); ` +
-        `${percent(onPatches(map))} of its weight is on patches.`;
+        `${percent(map.on_patches[state.query])} of its weight is on patches.`;
+}
+
+function describeColours(map) {
+    const most = map.most * (mostOf(map, state.query) / 255) ** 2;
+    return `Colours: dark is 0, yellow ${percent(most)}, the largest weight ` +
+        `${state.own ? "of this query on a patch" : "in this map"}; square-root scale.`;
 }
 
 function drawSpecials(map) {
@@ -93,11 +97,12 @@ function draw() {
     paint(byId("large"), map, Math.max(4, Math.min(patch, Math.floor(640 / Math.max(rows, cols)))));
     byId("large").setAttribute("aria-label", `${map.name} over the picture: ${describe(map)}`);
     byId("readout").textContent = describe(map);
+    byId("range").textContent = describeColours(map);
     drawSpecials(map);
     drawMeasures(map);
     [...byId("maps").children].forEach((button, i) => {
         paint(button.querySelector("canvas"), maps[i], Math.max(2, Math.min(patch, Math.floor(160 / Math.max(rows, cols)))));
-        button.querySelector("small").textContent = percent(onPatches(maps[i]));
+        button.querySelector("small").textContent = percent(maps[i].on_patches[state.query]);
         button.setAttribute("aria-pressed", i === state.map);
     });
 }
