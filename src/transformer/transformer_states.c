@@ -131,17 +131,23 @@ void mhai_states_discard(mhai_states *s, int64_t b, int64_t length)
         release(s, list[--s->counts[b]]);
 }
 
-const mhai_delta_copy *mhai_states_after(const mhai_states *s, int64_t b, int64_t length)
+/* The number of copies up to this length. */
+static int64_t count_until(const mhai_states *s, int64_t b, int64_t length)
 {
     int64_t i = s->counts[b];
     while (i > 0 && list_of(s, b)[i - 1]->length > length) i--;
+    return i;
+}
+
+const mhai_delta_copy *mhai_states_after(const mhai_states *s, int64_t b, int64_t length)
+{
+    const int64_t i = count_until(s, b, length);
     return i < s->counts[b] ? list_of(s, b)[i] : NULL;
 }
 
 const mhai_delta_copy *mhai_states_until(const mhai_states *s, int64_t b, int64_t length)
 {
-    int64_t i = s->counts[b];
-    while (i > 0 && list_of(s, b)[i - 1]->length > length) i--;
+    const int64_t i = count_until(s, b, length);
     return i > 0 ? list_of(s, b)[i - 1] : NULL;
 }
 
