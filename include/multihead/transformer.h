@@ -1037,6 +1037,13 @@ typedef struct mha_decoder_desc {
     int64_t memory_capacity;
     mha_kv_scales key_scales; /* for MHA_I8 */
     uint32_t reserved3;       /* 0 */
+    /* Layers with states (mha_layer_desc.mixer) cannot be truncated like keys and values. The decoder
+     * copies the states of a sequence whenever its length becomes a multiple of state_interval, and in
+     * mha_decoder_keep(). Truncation to the length of a copy restores it: a sequence that goes back
+     * repeats fewer than state_interval tokens. Results are bit-identical. A sequence keeps its last
+     * state_copies copies; 0: capacity / state_interval, or none. Without such layers both are ignored */
+    int64_t state_interval; /* 0: only mha_decoder_keep() copies */
+    int64_t state_copies;
 } mha_decoder_desc;
 
 /* The memory of a decoder's caches, in bytes; with several ranks, the sum over all ranks. */
@@ -1047,6 +1054,7 @@ typedef struct mha_decoder_sizes {
     int64_t scale_bytes;
     int64_t table_bytes;
     int64_t total_bytes; /* all, including the above */
+    int64_t state_bytes; /* of layers with states: B (1 + state_copies) sets of states */
 } mha_decoder_sizes;
 
 /**
@@ -1066,8 +1074,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     mha_decoder **decoder);
 
 /**
- * The memory that the caches of a decoder would take. For gated delta nets it counts the states
- * without alignment.
+ * The memory that the caches of a decoder would take. It counts the states without alignment, and
+ * as many copies of them as a decoder can keep. A copy is allocated when it is made.
  *
  * Memory   fills *sizes, whose struct_size must be set.
  * Errors   as mha_decoder_create(), except MHA_ERR_NOMEM.
@@ -1094,18 +1102,19 @@ MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
 
 /**
  * Truncate every longer sequence to its first `length` tokens: after a rejected draft, or to 0 for
- * new sequences. The memory of cross-attention is kept. The state of a gated delta net or short
- * convolution has no history: with such layers a sequence can only keep its length or be emptied.
+ * new sequences. The memory of cross-attention is kept. With layers that have states, a sequence can
+ * keep its length, be emptied, or return to the length of a copy (state_interval). To reach another
+ * length, truncate to mha_decoder_restorable() and step through the tokens after it.
  *
- * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (layers with states); MHA_ERR_ARGUMENT if every sequence
+ * Memory   frees copies of states beyond `length`.
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (no copy of the states); MHA_ERR_ARGUMENT if every sequence
  *          is shorter, or if a sequence has discarded tokens that its window would include
  *          afterwards. Every sequence is then unchanged.
  * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);
 
-/** mha_decoder_truncate() of sequence b. Memory none. Errors likewise; MHA_ERR_ARGUMENT if there is no
+/** mha_decoder_truncate() of sequence b. Memory likewise. Errors likewise; MHA_ERR_ARGUMENT if there is no
  * sequence b. Threads likewise. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate_sequence(mha_decoder *decoder, int64_t b,
                                                                int64_t length);
@@ -1113,13 +1122,29 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate_sequence(mha_decoder *deco
 /**
  * Make sequence `to` the first `length` tokens of sequence `from`, with its memory
  * (mha_kv_cache_fork()): a branch, or a prompt that several sequences share. The previous content
- * of `to` is discarded.
+ * of `to` is discarded. Both share the copies of states up to `length`.
  *
  * Memory   none.   Errors   as mha_decoder_truncate_sequence(); MHA_ERR_ARGUMENT if both are the same.
  * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_fork(mha_decoder *decoder, int64_t from, int64_t to,
                                                   int64_t length);
+
+/**
+ * Keep a copy of the states of sequence b at its present length, for a later truncation or fork. It
+ * replaces the oldest of state_copies copies. Without layers that have states: a no-op.
+ *
+ * Memory   a copy, counted by mha_decoder_count(); none if this length already has one.
+ * Errors   MHA_ERR_NULL; MHA_ERR_NOMEM (the oldest copy may be lost); MHA_ERR_ARGUMENT (state_copies is 0;
+ *          there is no sequence b).
+ * Threads  one call per context and decoder.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_decoder_keep(mha_context *context, mha_decoder *decoder,
+                                                  int64_t b);
+
+/** The greatest length, at most `length`, to which sequence b can be truncated; 0 if there is no sequence
+ * b. Memory none. Errors none. Threads as mha_decoder_lengths(). Since 0.1 */
+MHA_API int64_t mha_decoder_restorable(const mha_decoder *decoder, int64_t b, int64_t length);
 
 /**
  * Set the memory that later steps attend to (MHA_TRANSFORMER_CROSS). The keys and values of each
@@ -1154,8 +1179,9 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  *                  NULL: not computed
  *
  * With MHA_ROPE_SCALING_LONG the first step in which a sequence has more than rope_original_length
- * tokens, or no longer has, first computes the keys and values of its earlier tokens again. The
- * outputs of earlier steps are those of the sequence as it was then.
+ * tokens, or no longer has, first computes the keys and values of its earlier tokens again, and makes
+ * only the copies of states that state_interval requires. The outputs of earlier steps are those of
+ * the sequence as it was then.
  *
  * Positions count the tokens of a sequence; padding has no position and is never stored. The
  * results of a sequence are bit-identical to a decoder with this sequence alone, however its tokens
@@ -1166,7 +1192,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; no memory was set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
  *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged and output
- *          unspecified. A sequence is emptied if a layer with a state had begun the step. All
+ *          unspecified, but copies of states that new ones would replace may be lost. A sequence is emptied if a layer with a state had begun the step. All
  *          sequences whose earlier keys were being computed again are emptied.
  * Threads  one call per context and decoder.   Since  0.1
  */

@@ -61,6 +61,9 @@ void mhai_kv_pages_reset(mha_kv_cache *cache);
 MHA_NODISCARD mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b,
                                                       int64_t length);
 
+/* The greatest of the lengths up to `length`, at least 0, that pass this check. */
+int64_t mhai_kv_pages_restorable(const mha_kv_cache *cache, int64_t b, int64_t length);
+
 /* Truncate sequence b to `length` positions. */
 void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
 

@@ -90,6 +90,12 @@ mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b, in
         (long long)(mhai_kv_sink_pages(cache) * cache->desc.page_size));
 }
 
+int64_t mhai_kv_pages_restorable(const mha_kv_cache *cache, int64_t b, int64_t length)
+{
+    while (cache->desc.window > 0 && !holds_window(cache, cache->discarded[b], length)) length--;
+    return length;
+}
+
 void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
 {
     const int64_t keep = pages_of(cache, length);

@@ -52,16 +52,49 @@ static int64_t put_heads(const mha_transformer_desc *d, const char *name, bool k
     return sum;
 }
 
+enum {
+    STEP = 64,
+    LEAST_ROOM = 256,
+    COPIES = 8
+}; /* tokens of a call, of a cache; copies of states */
+
+static int64_t room_for(const mha_live *live, int64_t tokens)
+{
+    const int64_t most = live->options.max_tokens;
+    int64_t room = LEAST_ROOM;
+    while (room < tokens) room *= 2;
+    return room < most ? room : most;
+}
+
+/* Tokens between copies of recurrent states: going back repeats fewer tokens. */
+static int64_t interval_of(int64_t room)
+{
+    return room / COPIES < STEP ? STEP : room / COPIES;
+}
+
+/* The bytes of the recurrent states after these tokens, with the copies kept until then. */
+static mha_status state_bytes(const mhai_live_asked *a, int64_t tokens, int64_t *bytes)
+{
+    const mhai_live_decoding *x = &a->live->decoding;
+    const bool made = x->decoder && x->of == a->transformer && x->room >= tokens;
+    const int64_t room = made ? x->room : room_for(a->live, tokens);
+    mha_decoder_sizes sizes = {.struct_size = sizeof sizes};
+    MHA_TRY(mha_decoder_count(a->transformer, NULL, &sizes));
+    *bytes = sizes.state_bytes * (1 + tokens / interval_of(room));
+    return MHA_OK;
+}
+
 mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json)
 {
     const mha_transformer_desc *d = a->desc, *loaded = &a->live->desc;
     const mha_dtype type = cache_types[a->request.cache];
-    int64_t each, before = 0;
+    int64_t each, states, before = 0;
     if (!mha_transformer_predicts(d)) {
         mha_json_null(json, "cache");
         return MHA_OK;
     }
     MHA_TRY(position_bytes(type, d->head_dim, &each));
+    MHA_TRY(state_bytes(a, tokens, &states));
     for (int64_t l = 0; l < d->num_layers; l++) before += mhai_live_heads_of(loaded, l, true);
     mha_json_object(json, "cache");
     mha_json_text(json, "type", mhai_live_caches[a->request.cache]);
@@ -71,16 +104,15 @@ mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json)
     const int64_t all = put_heads(d, "heads", false, json);
     const int64_t kv = put_heads(d, "kv_heads", true, json);
     mha_json_integer(json, "tokens", tokens);
-    mha_json_integer(json, "bytes", tokens * kv * each);
-    mha_json_integer(json, "bytes_loaded", tokens * before * each);
-    mha_json_integer(json, "bytes_all_heads", tokens * all * each);
+    mha_json_integer(json, "state_bytes", states);
+    mha_json_integer(json, "bytes", states + tokens * kv * each);
+    mha_json_integer(json, "bytes_loaded", states + tokens * before * each);
+    mha_json_integer(json, "bytes_all_heads", states + tokens * all * each);
     mha_json_end(json);
     return MHA_OK;
 }
 
 /* ---- the decoder ----------------------------------------------------------------------------- */
-
-enum { STEP = 64, LEAST_ROOM = 256 }; /* tokens of one call; of a cache */
 
 void mhai_live_forget_decoder(mha_live *live)
 {
@@ -93,37 +125,31 @@ static mha_status make_decoder(mhai_live_asked *a)
 {
     mha_live *live = a->live;
     mhai_live_decoding *x = &live->decoding;
-    const int64_t most = live->options.max_tokens;
-    int64_t room = LEAST_ROOM;
-    while (room < a->trial.count) room *= 2;
     mhai_live_forget_decoder(live);
     x->of = a->transformer;
     x->type = a->request.cache;
-    x->room = room < most ? room : most;
+    x->room = room_for(live, a->trial.count);
     const mha_decoder_desc desc = {.struct_size = sizeof desc,
                                    .capacity = x->room,
                                    .max_step = x->room < STEP ? x->room : STEP,
-                                   .cache_type = cache_types[x->type]};
+                                   .cache_type = cache_types[x->type],
+                                   .state_interval = interval_of(x->room)};
     x->ids = calloc((size_t)x->room, sizeof *x->ids);
     if (!x->ids) return MHA_NO_MEMORY("a cache");
     return mha_decoder_create(live->context, a->transformer, &desc, &x->decoder);
 }
 
-/* Keep the tokens that the cache shares with the text, and discard the rest of the cache. The last
- * token is not kept, because its logits are requested. *kept is the number of tokens kept. */
+/* Keep the tokens that the cache shares with the text, with recurrent states up to a copy of the
+ * states, and discard the rest of the cache. The last token is not kept, because its logits are
+ * requested. *kept is the number of tokens kept. */
 static mha_status keep_common(mhai_live_asked *a, int64_t *kept)
 {
     mhai_live_decoding *x = &a->live->decoding;
     const int64_t length = mha_decoder_length(x->decoder);
     int64_t n = 0;
     while (n < length && n < a->trial.count - 1 && x->ids[n] == a->trial.tokens[n]) n++;
-    mha_status status = n < length ? mha_decoder_truncate(x->decoder, n) : MHA_OK;
-    if (status == MHA_ERR_UNSUPPORTED) { /* a state without history */
-        n = 0;
-        status = mha_decoder_truncate(x->decoder, n);
-    }
-    *kept = n;
-    return status;
+    *kept = mha_decoder_restorable(x->decoder, 0, n);
+    return *kept < length ? mha_decoder_truncate(x->decoder, *kept) : MHA_OK;
 }
 
 static mha_status step(mhai_live_asked *a, int64_t first, int64_t count, float *logits)

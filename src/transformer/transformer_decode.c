@@ -23,30 +23,22 @@ struct mha_decoder {
     mhai_attend_sinks *sinks; /* [L] with MHA_DECODER_STREAMING; otherwise NULL */
     float *sink_keys;         /* holds the sinks of all layers */
     float *rotations;         /* rotations of a step's rows, in every encoding */
-    mhai_delta_state *deltas; /* [L][B] */
-    int32_t *history;         /* [B][capacity] tokens, if rotations depend on the length */
-    int64_t *starts;          /* [B] likewise: the row of position 0 in encodings */
+    mhai_states states;
+    int32_t *history; /* [B][capacity] tokens, if rotations depend on the length */
+    int64_t *starts;  /* [B] likewise: the row of position 0 in encodings */
 };
 
 /* ---- description --------------------------------------------------------------------------- */
 
-/* The first layer with a state; -1: there is none. */
-static int64_t first_delta(const mha_transformer *t)
-{
-    for (int64_t i = 0; i < t->desc.num_layers; i++)
-        if (mhai_transformer_mix(&t->desc, i).mixer) return i;
-    return -1;
-}
-
 static mha_status check_kind(const mha_transformer *t, const mha_decoder_desc *own)
 {
-    if (own->window > 0 && first_delta(t) >= 0)
+    if (own->window > 0 && mhai_states_layer(t) >= 0)
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
             "mha_decoder_desc: window is %lld, but layer %lld %s, whose state holds all tokens; "
             "leave it 0",
-            (long long)own->window, (long long)first_delta(t),
-            mha_layer_difference(&t->desc.layers[first_delta(t)]));
+            (long long)own->window, (long long)mhai_states_layer(t),
+            mha_layer_difference(&t->desc.layers[mhai_states_layer(t)]));
     const bool cross = mhai_transformer_has(t, MHA_TRANSFORMER_CROSS);
     if (!mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -67,6 +59,9 @@ static mha_status check_room(const mha_transformer *t, mha_decoder_desc *own)
     if (own->batch == 0) own->batch = 1;
     if (own->capacity == 0) own->capacity = t->desc.max_length;
     if (own->max_step == 0) own->max_step = own->capacity;
+    if (own->state_copies == 0 && own->state_interval > 0)
+        own->state_copies = own->capacity / own->state_interval;
+    own->state_copies = mhai_min_i64(own->state_copies, own->capacity);
     const bool streams = own->flags & MHA_DECODER_STREAMING;
     const int64_t most = streams ? INT32_MAX : t->desc.max_length;
     if (own->capacity < 1 || own->capacity > most || own->max_step < 1 ||
@@ -130,6 +125,9 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
     MHA_TRY(mhai_check_range("mha_decoder_desc: pages", own->pages, 0, INT64_MAX));
     MHA_TRY(mhai_check_range("mha_decoder_desc: window", own->window, 0, INT64_MAX));
     MHA_TRY(mhai_check_range("mha_decoder_desc: sink_keys", own->sink_keys, 0, INT64_MAX));
+    MHA_TRY(
+        mhai_check_range("mha_decoder_desc: state_interval", own->state_interval, 0, INT64_MAX));
+    MHA_TRY(mhai_check_range("mha_decoder_desc: state_copies", own->state_copies, 0, INT64_MAX));
     MHA_TRY(
         mhai_check_range("mha_decoder_desc: memory_capacity", own->memory_capacity, 0, INT64_MAX));
     if (own->sink_keys > 0 && own->window == 0)
@@ -254,55 +252,6 @@ static mha_status make_sinks(mha_decoder *d)
     return MHA_OK;
 }
 
-/* Bytes of a layer's states; 0 for attention. */
-static int64_t delta_bytes(const mha_transformer *t, const mha_decoder_desc *d, int64_t layer)
-{
-    const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
-    if (!mix.mixer) return 0;
-    const double rows = (double)((mix.D + MHA_RECURRENT_CHUNK) * mhai_round_up(mix.Dv, 32));
-    const double floats = (double)mix.v * (rows + 164 * (double)mix.D + 32) +
-                          (double)(t->desc.layers[layer].conv_kernel - 1) * (double)mix.channels;
-    const double bytes = (double)d->batch * floats * sizeof(float);
-    return bytes < 0x1p62 ? (int64_t)bytes : INT64_MAX;
-}
-
-static mha_status make_delta(mha_context *context, mha_decoder *d, int64_t layer, int64_t b)
-{
-    const mha_transformer_desc *t = &d->transformer->desc;
-    const mhai_mix mix = mhai_transformer_mix(t, layer);
-    mhai_delta_state *made = &d->deltas[layer * d->desc.batch + b];
-    const mha_recurrent_state_desc size = {.struct_size = sizeof size,
-                                           .batch = 1,
-                                           .heads = mix.v,
-                                           .head_dim = mix.D,
-                                           .value_dim = mix.Dv};
-    made->floats = (t->layers[layer].conv_kernel - 1) * mix.channels + 1;
-    MHA_TRY(allocate(d, made->floats, sizeof *made->inputs, &made->inputs));
-    return mix.v > 0 ? mha_recurrent_state_create(context, &size, &made->state) : MHA_OK;
-}
-
-static mha_status make_deltas(mha_context *context, mha_decoder *d)
-{
-    const int64_t layers = d->transformer->desc.num_layers;
-    if (first_delta(d->transformer) < 0) return MHA_OK;
-    MHA_TRY(allocate(d, layers * d->desc.batch, sizeof *d->deltas, &d->deltas));
-    for (int64_t i = 0; i < layers * d->desc.batch; i++)
-        if (mhai_transformer_mix(&d->transformer->desc, i / d->desc.batch).mixer)
-            MHA_TRY(make_delta(context, d, i / d->desc.batch, i % d->desc.batch));
-    return MHA_OK;
-}
-
-static void free_deltas(mha_decoder *d)
-{
-    const int64_t count = d->transformer->desc.num_layers * d->desc.batch;
-    for (int64_t i = 0; d->deltas && i < count; i++) {
-        mhai_delta_state *x = &d->deltas[i];
-        mha_recurrent_state_destroy(x->state);
-        mhai_give(&d->allocator, x->inputs, x->floats, sizeof *x->inputs);
-    }
-    mhai_give(&d->allocator, d->deltas, count, sizeof *d->deltas);
-}
-
 static mha_status make_parts(mha_context *context, mha_decoder *d)
 {
     const mha_transformer *t = d->transformer;
@@ -320,7 +269,7 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
         MHA_TRY(allocate(d, d->desc.batch, sizeof *d->starts, &d->starts));
     }
     MHA_TRY(make_sinks(d));
-    MHA_TRY(make_deltas(context, d));
+    MHA_TRY(mhai_states_make(context, t, &d->desc, &d->states));
     return mhai_activations_create(context, t, d->desc.batch * d->desc.max_step, 0, true,
                                    &d->activations);
 }
@@ -356,7 +305,7 @@ void mha_decoder_destroy(mha_decoder *d)
 {
     if (!d) return;
     const mha_allocator a = d->allocator;
-    free_deltas(d);
+    mhai_states_free(&d->states);
     const int64_t caches = 2 * d->transformer->desc.num_layers;
     for (int64_t i = 0; d->caches && i < caches; i++) mha_kv_cache_destroy(d->caches[i]);
     mhai_give(&a, d->caches, caches, sizeof *d->caches);
@@ -407,9 +356,9 @@ mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decod
         all.scale_bytes += one.scale_bytes;
         if (i >= layers) all.memory_bytes += one.total_bytes;
     }
-    for (int64_t i = 0; i < layers; i++)
-        if (!mhai_add_i64(all.total_bytes, delta_bytes(transformer, &own, i), &all.total_bytes))
-            return mha_fail(MHA_ERR_SIZE, "decoder: its states do not fit in the address space");
+    all.state_bytes = mhai_states_bytes(transformer, &own);
+    if (!mhai_add_i64(all.total_bytes, all.state_bytes, &all.total_bytes))
+        return mha_fail(MHA_ERR_SIZE, "decoder: its states do not fit in the address space");
     all.total_bytes += sink_floats(transformer, &own, layers) * (int64_t)sizeof(float);
     *sizes = all;
     return MHA_OK;
@@ -440,43 +389,17 @@ static mha_status check_length(const char *function, const mha_decoder *d, int64
                         (long long)length, (long long)d->lengths[b]);
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
         if (d->caches[i]) MHA_TRY(mhai_kv_pages_check_truncate(d->caches[i], b, length));
-    if (!d->deltas || length == 0 || length == d->lengths[b]) return MHA_OK;
-    const int64_t layer = first_delta(d->transformer);
+    if (!d->states.now || length == 0 || length == d->lengths[b]) return MHA_OK;
+    const mhai_delta_copy *copy = mhai_states_until(&d->states, b, length);
+    if (copy && copy->length == length) return MHA_OK;
+    const int64_t layer = mhai_states_layer(d->transformer);
     return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: layer %lld %s, whose state has no history: sequence %lld can keep its "
-                    "%lld tokens or be emptied, not be truncated to %lld",
+                    "%s: layer %lld %s, and the decoder keeps no copy of its state at %lld tokens; "
+                    "truncate sequence %lld to %lld (mha_decoder_restorable()) and repeat the "
+                    "other tokens, or set state_interval",
                     function, (long long)layer,
-                    mha_layer_difference(&d->transformer->desc.layers[layer]), (long long)b,
-                    (long long)d->lengths[b], (long long)length);
-}
-
-/* Set the states of sequence `to` to 0, or to those of sequence `from`. */
-static mha_status copy_deltas(mha_decoder *d, int64_t from, int64_t to, bool empty)
-{
-    for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++) {
-        const mhai_delta_state *x = &d->deltas[i * d->desc.batch + from];
-        mhai_delta_state *y = &d->deltas[i * d->desc.batch + to];
-        if (!y->inputs) continue;
-        y->length = empty ? 0 : x->length;
-        if (empty) {
-            if (y->state) mha_recurrent_state_reset(y->state);
-            memset(y->inputs, 0, (size_t)y->floats * sizeof *y->inputs);
-        } else {
-            memcpy(y->inputs, x->inputs, (size_t)y->floats * sizeof *y->inputs);
-            if (y->state) MHA_TRY(mha_recurrent_state_copy(x->state, 0, y->state, 0));
-        }
-    }
-    return MHA_OK;
-}
-
-/* Whether a layer with a state has processed tokens of a failed step. */
-static bool is_ahead(const mha_decoder *d, int64_t b)
-{
-    for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++)
-        if (d->deltas[i * d->desc.batch + b].inputs &&
-            d->deltas[i * d->desc.batch + b].length != d->lengths[b])
-            return true;
-    return false;
+                    mha_layer_difference(&d->transformer->desc.layers[layer]), (long long)length,
+                    (long long)b, (long long)(copy ? copy->length : 0));
 }
 
 /* Truncate to a length that every layer can restore. */
@@ -485,7 +408,7 @@ static mha_status cut(mha_decoder *d, int64_t b, int64_t length)
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
         if (d->caches[i] && mha_kv_cache_lengths(d->caches[i])[b] > length)
             MHA_TRY(mha_kv_cache_truncate(d->caches[i], b, length));
-    if (length == 0) MHA_TRY(copy_deltas(d, b, b, true));
+    MHA_TRY(mhai_states_restore(&d->states, b, b, length, length == d->lengths[b]));
     d->lengths[b] = length;
     return MHA_OK;
 }
@@ -535,13 +458,43 @@ mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t le
         const int64_t rows = i < layers ? length : mha_kv_cache_lengths(cache)[from];
         MHA_TRY(mha_kv_cache_fork(cache, from, to, rows));
     }
+    MHA_TRY(mhai_states_restore(&d->states, from, to, length, length == d->lengths[from]));
     d->lengths[to] = length;
     if (d->history) {
         memcpy(d->history + to * d->desc.capacity, d->history + from * d->desc.capacity,
                (size_t)length * sizeof *d->history);
         d->starts[to] = d->starts[from];
     }
-    return copy_deltas(d, from, to, length == 0);
+    return MHA_OK;
+}
+
+mha_status mha_decoder_keep(mha_context *context, mha_decoder *d, int64_t b)
+{
+    MHA_NEED_AS("mha_decoder_keep", "context, decoder", context, d);
+    MHA_TRY(check_sequence("mha_decoder_keep", d, b));
+    if (!d->states.now) return MHA_OK;
+    if (d->desc.state_copies == 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_decoder_keep: mha_decoder_desc.state_copies is 0; set it to the "
+                        "number of copies to keep for a sequence");
+    return mhai_spread_agree(d->transformer,
+                             mhai_states_keep(context, &d->states, b, d->lengths[b]));
+}
+
+int64_t mha_decoder_restorable(const mha_decoder *d, int64_t b, int64_t length)
+{
+    if (!d || b < 0 || b >= d->desc.batch) return 0;
+    int64_t before;
+    length = mhai_max_i64(0, mhai_min_i64(length, d->lengths[b]));
+    do {
+        before = length;
+        for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
+            if (d->caches[i]) length = mhai_kv_pages_restorable(d->caches[i], b, length);
+        if (!d->states.now || length == d->lengths[b]) continue;
+        const mhai_delta_copy *copy = mhai_states_until(&d->states, b, length);
+        length = copy ? copy->length : 0;
+    } while (length < before);
+    return length;
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -664,7 +617,7 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
                     .sinks = d->sinks,
                     .divides = B == 1 && counts[0] == n && !d->sinks &&
                                d->desc.key_scales != MHA_KV_SCALES_CHANNEL,
-                    .deltas = d->deltas,
+                    .states = &d->states,
                     .latent = d->desc.flags & MHA_DECODER_LATENT};
     return MHA_OK;
 }
@@ -706,6 +659,8 @@ static mha_status prepare_step(mha_context *context, mha_decoder *d, const mhai_
                                mhai_step *step)
 {
     MHA_TRY(place_rows(context, d, rows, step));
+    for (int64_t b = 0; b < d->desc.batch; b++)
+        MHA_TRY(mhai_states_prepare(context, &d->states, b, d->lengths[b], step->counts[b]));
     return d->sinks ? compute_rotations(context, d, step, rows->n) : MHA_OK;
 }
 
@@ -733,7 +688,7 @@ static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tens
             if (d->history) remember(d, tokens, &step, b);
             d->lengths[b] += step.counts[b];
         } else {
-            MHA_TRY(cut(d, b, is_ahead(d, b) ? 0 : d->lengths[b]));
+            MHA_TRY(cut(d, b, mhai_states_ahead(&d->states, b, d->lengths[b]) ? 0 : d->lengths[b]));
         }
     return status;
 }

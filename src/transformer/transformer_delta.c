@@ -108,13 +108,35 @@ static layer_job job_of(const mhai_call *c, int64_t layer)
                        .layer = layer};
 }
 
-/* The rows of one sequence in a step. */
-static mha_tensor taken(const mhai_call *c, const mha_tensor *x, int axis, int64_t b)
+/* Rows of one sequence in a step: up to the next length at which a copy of the states is kept. */
+typedef struct stretch {
+    int64_t b, at, rows;
+    mhai_delta_state *now, *copy; /* copy: to be filled after these rows; NULL: none */
+} stretch;
+
+/* Advance to the next stretch, from {b}; false: none is left. */
+static bool advance(const layer_job *job, stretch *s)
+{
+    const mhai_step *step = job->c->step;
+    const mhai_delta_copy *next;
+    s->at += s->rows;
+    s->rows = step->counts[s->b] - s->at;
+    s->now = &step->states->now[job->layer * job->c->a->B + s->b];
+    if (s->rows == 0) return false;
+    const int64_t length = step->offsets[s->b] + step->firsts[s->b] + s->at;
+    next = mhai_states_after(step->states, s->b, length);
+    s->copy = next ? &next->layers[job->layer] : NULL;
+    if (next) s->rows = next->length - length;
+    return true;
+}
+
+static mha_tensor taken(const mhai_call *c, const mha_tensor *x, int axis, const stretch *s)
 {
     mha_tensor part = *x;
     part.shape[0] = 1;
-    part.shape[axis] = c->step->counts[b];
-    part.data = (float *)x->data + b * x->stride[0] + c->step->firsts[b] * x->stride[axis];
+    part.shape[axis] = s->rows;
+    part.data =
+        (float *)x->data + s->b * x->stride[0] + (c->step->firsts[s->b] + s->at) * x->stride[axis];
     return part;
 }
 
@@ -138,15 +160,15 @@ static mha_status convolve(const layer_job *job, uint32_t flags)
                                           channels);
     }
     if (!c->step) return mha_short_convolution(c->context, flags, &x, &weight, bias, NULL, &x);
-    for (int64_t b = 0; b < B; b++) {
-        mhai_delta_state *delta = &c->step->deltas[job->layer * B + b];
-        const mha_tensor part = taken(c, &x, 1, b);
-        const mha_tensor inputs = mha_tensor_contiguous(delta->inputs, MHA_F32, 3,
-                                                        (const int64_t[]){1, taps - 1, channels});
-        if (c->step->counts[b] == 0) continue;
-        MHA_TRY(mha_short_convolution(c->context, flags, &part, &weight, bias, &inputs, &part));
-        delta->length += c->step->counts[b];
-    }
+    for (int64_t b = 0; b < B; b++)
+        for (stretch s = {.b = b}; advance(job, &s);) {
+            const mha_tensor part = taken(c, &x, 1, &s);
+            const mha_tensor inputs = mha_tensor_contiguous(
+                s.now->inputs, MHA_F32, 3, (const int64_t[]){1, taps - 1, channels});
+            MHA_TRY(mha_short_convolution(c->context, flags, &part, &weight, bias, &inputs, &part));
+            s.now->length += s.rows;
+            if (s.copy) mhai_delta_keep_inputs(s.now, s.copy);
+        }
     return MHA_OK;
 }
 
@@ -373,16 +395,17 @@ mha_status mhai_delta_run(const mhai_call *c, int64_t layer)
         MHA_TRY(mha_recurrent_forward(c->context, &desc, &qkv.q, &qkv.k, &qkv.v, NULL, &heads));
         return write_maps(&job, &desc, &qkv);
     }
-    for (int64_t b = 0; b < c->a->B; b++) {
-        const mha_tensor q = taken(c, &qkv.q, 2, b), k = taken(c, &qkv.k, 2, b),
-                         v = taken(c, &qkv.v, 2, b), o = taken(c, &heads, 2, b),
-                         a = taken(c, &view.log_decay, 2, b), w = taken(c, &view.strength, 2, b);
-        if (c->step->counts[b] == 0) continue;
-        desc.log_decay = &a;
-        desc.strength = &w;
-        MHA_TRY(mha_recurrent_forward(c->context, &desc, &q, &k, &v,
-                                      c->step->deltas[layer * c->a->B + b].state, &o));
-    }
+    for (int64_t b = 0; b < c->a->B; b++)
+        for (stretch s = {.b = b}; advance(&job, &s);) {
+            const mha_tensor q = taken(c, &qkv.q, 2, &s), k = taken(c, &qkv.k, 2, &s),
+                             v = taken(c, &qkv.v, 2, &s), o = taken(c, &heads, 2, &s),
+                             a = taken(c, &view.log_decay, 2, &s),
+                             w = taken(c, &view.strength, 2, &s);
+            desc.log_decay = &a;
+            desc.strength = &w;
+            MHA_TRY(mha_recurrent_forward(c->context, &desc, &q, &k, &v, s.now->state, &o));
+            if (s.copy) MHA_TRY(mha_recurrent_state_copy(s.now->state, 0, s.copy->state, 0));
+        }
     return MHA_OK;
 }
 

@@ -447,6 +447,51 @@ typedef struct mhai_delta_state {
     int64_t floats, length;
 } mhai_delta_state;
 
+/* A copy of all layers' states of a sequence of this length. */
+typedef struct mhai_delta_copy {
+    int64_t length, owners;   /* sequences that list it */
+    mhai_delta_state *layers; /* [L] */
+} mhai_delta_copy;
+
+/* transformer_states.c: the states of a decoder's sequences. */
+typedef struct mhai_states {
+    mha_allocator allocator;
+    const mha_transformer *transformer;
+    int64_t batch, interval, most; /* B; tokens between copies; copies of a sequence */
+    mhai_delta_state *now;         /* [L][B]; NULL: no layer has a state */
+    mhai_delta_copy **copies;      /* [B][most] in ascending order of their lengths */
+    int64_t *counts;               /* [B] */
+} mhai_states;
+
+/* The first layer with a state; -1: there is none. */
+int64_t mhai_states_layer(const mha_transformer *t);
+/* Bytes of all states and copies. */
+int64_t mhai_states_bytes(const mha_transformer *t, const mha_decoder_desc *d);
+MHA_NODISCARD mha_status mhai_states_make(mha_context *context, const mha_transformer *t,
+                                          const mha_decoder_desc *desc, mhai_states *s);
+void mhai_states_free(mhai_states *s);
+
+/* Before a step of `count` tokens: allocate the copies that the step fills. After an error those
+ * beyond `length` do not exist. */
+MHA_NODISCARD mha_status mhai_states_prepare(mha_context *context, mhai_states *s, int64_t b,
+                                             int64_t length, int64_t count);
+/* Copy the states of sequence b, which has `length` tokens. */
+MHA_NODISCARD mha_status mhai_states_keep(mha_context *context, mhai_states *s, int64_t b,
+                                          int64_t length);
+/* Copy the inputs of the convolution, and the length. */
+void mhai_delta_keep_inputs(const mhai_delta_state *from, mhai_delta_state *to);
+/* The first copy beyond this length, and the last copy up to it; NULL: none. */
+const mhai_delta_copy *mhai_states_after(const mhai_states *s, int64_t b, int64_t length);
+const mhai_delta_copy *mhai_states_until(const mhai_states *s, int64_t b, int64_t length);
+/* Discard the copies beyond this length. */
+void mhai_states_discard(mhai_states *s, int64_t b, int64_t length);
+/* Whether a layer has processed tokens beyond this length, in a step that failed. */
+bool mhai_states_ahead(const mhai_states *s, int64_t b, int64_t length);
+/* Make the states and copies of `to` those of `from` at this length: 0, that of a copy, or, with
+ * `current`, the present one. */
+MHA_NODISCARD mha_status mhai_states_restore(mhai_states *s, int64_t from, int64_t to,
+                                             int64_t length, bool current);
+
 /* The state of a decoder's step, in addition to the state of a forward call. */
 typedef struct mhai_step {
     mha_kv_cache *const *caches;    /* [L] of self-attention */
@@ -457,8 +502,8 @@ typedef struct mhai_step {
     int64_t window, sink_keys;      /* of the decoder */
     const mhai_attend_sinks *sinks; /* [L]; NULL: sinks do not move */
     bool divides; /* one sequence, whose rows may be divided into several bit-identical steps */
-    mhai_delta_state *deltas; /* [L][B] */
-    bool latent;              /* caches of latent attention hold latents */
+    const mhai_states *states;
+    bool latent; /* caches of latent attention hold latents */
 } mhai_step;
 
 /* A forward call whose tokens follow those in the caches. Their rows are appended to the caches;

@@ -171,12 +171,32 @@ def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
             got = decoder.step([row[at:at + size] for row in ids], counts)
             for b in range(2):
                 assert np.array_equal(got[b], whole[b][at:at + size])
-    with pytest.raises(multihead.Error, match=f"{mixer_of(made[0])[1]}, whose state has no history"):
+    with pytest.raises(multihead.Error, match=f"{mixer_of(made[0])[1]}, and the decoder keeps no copy of its state at 20"):
         decoder.truncate(20)
+    assert decoder.restorable(149) == 0
     decoder.fork(0, 1, 150)
     assert np.array_equal(*decoder.step([[5], [5]]))
     decoder.truncate(0)
     assert np.array_equal(decoder.step([row[:9] for row in ids])[1], whole[1][:9])
+
+
+def test_decoders_go_back_to_copies_of_states(made):
+    ids = torch.randint(0, 97, (150,)).tolist()
+    model = made[1]
+    decoder = model.decoder(batch=2, state_interval=32, state_copies=3)
+    whole = model.logits(ids)
+    decoder.step([ids[:140]] * 2, [140, 9])
+    decoder.keep(1)
+    assert [decoder.restorable(n) for n in (150, 139, 127, 64, 63)] == [140, 128, 96, 64, 0]
+    assert decoder.restorable(9, 1) == 9 and decoder.cache_bytes > model.decoder(batch=2).cache_bytes
+    decoder.truncate(96, 0)
+    assert np.array_equal(decoder.step([ids[96:]] * 2, [54, 0])[0], whole[96:])
+    decoder.fork(0, 1, 64)
+    assert np.array_equal(decoder.step([ids[64:84]] * 2, [0, 20])[1], whole[64:84])
+    with pytest.raises(multihead.Error, match="keeps no copy of its state at 63"):
+        decoder.truncate(63, 1)
+    with pytest.raises(ValueError, match="sequence: 2"):
+        decoder.restorable(1, 2)
 
 
 def test_greedy_tokens_are_those_of_transformers(made):

@@ -58,7 +58,7 @@ def test_threads_batches_and_steps_change_no_bit(made):
             got = decoder.step([row[at:at + size] for row in ids], [len(row[at:at + size]) for row in ids])
             for b in range(2):
                 assert np.array_equal(got[b], whole[b][at:at + size])
-    with pytest.raises(multihead.Error, match="layer 0 is Kimi delta attention, whose state has no history"):
+    with pytest.raises(multihead.Error, match="layer 0 is Kimi delta attention, and the decoder keeps no copy"):
         decoder.truncate(20)
 
 

@@ -106,12 +106,13 @@ def test_heads_are_patched(served):
 
 
 def test_generation_continues_goes_back_and_branches(served):
-    """A state has no history: a text that goes back or branches is computed again, from its first token."""
+    """A text that goes back or branches is computed again from the last copy of its states: here, from its first token."""
     plain, text = is_plain(served), TEXT
     for i in range(6):
         step = served.get("generate", text)
         assert step["kept"] + step["computed"] == len(TEXT) + i and (i == 0 or step["computed"] == 1)
         assert step["cache"]["heads"] == [4 * (heads == 4) for heads in served.model.heads_of_layers]
+        assert (step["cache"]["state_bytes"] == 0) == plain
         text += step["appended"]
     assert text == TEXT + served.model.generate(TEXT, max_tokens=6)
     for branch, kept, kept_plain in (text[:20], 0, 19), (text[:30] + "dog", 20, 20), (text, 0, 30):
@@ -122,6 +123,22 @@ def test_generation_continues_goes_back_and_branches(served):
         assert step["p"] == pytest.approx(chances[step["id"]] / chances.sum(), rel=1e-6)
         assert step["kept"] == (kept_plain if plain else kept)
     assert served.get("generate", text, cache="int8")["kept"] == 0
+
+
+def test_going_back_repeats_at_most_64_tokens(served):
+    plain, text = is_plain(served), TEXT * 4
+    first = served.get("generate", text)
+    for branch in text[:150], text[:140] + OTHER, text[:129], text[:100]:
+        common = min(len(branch) - 1, next((i for i, (a, b) in enumerate(zip(branch, text)) if a != b), len(branch)))
+        step = served.get("generate", branch)
+        assert step["id"] == served.model.logits(branch)[-1][:TOKENS].argmax()
+        assert step["kept"] == (common if plain else common // 64 * 64), branch
+        text = branch
+    one, sets = (served.get("look", text, maps=False)["cache"] for text in (TEXT, TEXT * 4))
+    assert sets["state_bytes"] == one["state_bytes"] * (1 + len(TEXT) * 4 // 64)
+    for cache in one, sets, first["cache"]:
+        heads = sum(cache["kv_heads"])
+        assert cache["bytes"] - cache["state_bytes"] == cache["tokens"] * heads * cache["head_bytes"]
 
 
 def test_steps_of_a_token(served):

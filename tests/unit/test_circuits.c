@@ -322,13 +322,20 @@ static bool branches(const small_model *m, int64_t layer)
     return m->desc.layers && m->desc.layers[layer].flags & MHA_LAYER_BRANCH_NORM;
 }
 
+/* Whether heads of a layer read the stream without a norm. */
+static bool reads_stream(const small_model *m, int64_t layer)
+{
+    const uint32_t flags = m->desc.layers ? m->desc.layers[layer].flags : 0;
+    return flags & (MHA_LAYER_BRANCH_NORM | MHA_LAYER_NO_ATTENTION_NORM);
+}
+
 /* A token of the stream after the layer's norm, without its weight. */
 static void normed(const small_model *m, int64_t layer, const float *stream, double *x)
 {
     const int64_t width = m->desc.embed_dim;
     double mean = 0, squares = 0;
     const bool reads =
-        m->desc.norm && !branches(m, layer) &&
+        m->desc.norm && !reads_stream(m, layer) &&
         !(m->desc.flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_NO_INPUT_NORM));
     for (int64_t e = 0; m->desc.norm == MHA_NORM_LAYER && e < width; e++)
         mean += (double)stream[e] / (double)width;
@@ -554,7 +561,8 @@ static void token_of(small_model *m, mha_token_side side, uint32_t flags, int64_
         side == MHA_SIDE_UNEMBEDDING && !(m->desc.flags & MHA_TRANSFORMER_NO_OUTPUT);
     const bool tied = m->desc.flags & MHA_TRANSFORMER_TIED;
     const bool pre = m->desc.norm && !(m->desc.flags & MHA_TRANSFORMER_POST_NORM);
-    const bool reads = pre && !(m->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM) && !branches(m, 0);
+    const bool reads =
+        pre && !(m->desc.flags & MHA_TRANSFORMER_NO_INPUT_NORM) && !reads_stream(m, 0);
     const bool embed = m->desc.flags & MHA_TRANSFORMER_EMBEDDING_NORM,
                layer = m->desc.norm == MHA_NORM_LAYER;
     const bool divides_rows = flags & MHA_CIRCUITS_NORMED_TOKENS;

@@ -33,11 +33,13 @@ class DecoderOptions(TypedDict, total=False):
     sinks: int
     streaming: bool
     latent: bool
+    state_interval: int
+    state_copies: int
 
 
 def describe(type: str = "f32", page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
              streaming: bool = False, batch: int = 0, capacity: int = 0, max_step: int = 0,
-             memory_capacity: int = 0, latent: bool = False) -> Any:
+             memory_capacity: int = 0, latent: bool = False, state_interval: int = 0, state_copies: int = 0) -> Any:
     """The caches of a decoder."""
     if type not in _TYPES:
         raise ValueError(f"type: {type!r} is not one of {', '.join(_TYPES)}")
@@ -47,7 +49,7 @@ def describe(type: str = "f32", page: int = 0, pages: int = 0, window: int = 0, 
         | _abi.DECODER_FLAGS["latent"] * truth(latent, "latent"),
         cache_type=_abi.DTYPES[code], key_scales=_abi.KV_SCALES[scales], page_size=page, pages=pages, window=window,
         sink_keys=(4 if window else 0) if sinks is None else sinks, batch=batch, capacity=capacity, max_step=max_step,
-        memory_capacity=memory_capacity)
+        memory_capacity=memory_capacity, state_interval=state_interval, state_copies=state_copies)
 
 
 class Decoder:
@@ -62,6 +64,10 @@ class Decoder:
         streaming  count positions within the cache (StreamingLLM), so that a text may exceed the model's positions
         latent     cache the latents of latent attention, not the keys and values that they expand to: less memory, but
                    each step expands them again
+        state_interval  copy the states of recurrent layers whenever the number of tokens becomes a multiple of this, so
+                   that `truncate` and `fork` can go back there; 0: only in `keep`
+        state_copies  maximum number of copies of a sequence. A further copy replaces the oldest. Default: as many
+                   as state_interval needs
         memory     [1,S,E] the rows of an encoder (`Model.decoder` gives them), for every sequence
 
     With type "f32" and no window, logits are bit-identical to one pass over the whole text. Calls from several threads
@@ -70,7 +76,7 @@ class Decoder:
 
     def __init__(self, model: Model, *, batch: int = 1, capacity: int = 0, type: str = "f32",
                  page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
-                 streaming: bool = False, latent: bool = False,
+                 streaming: bool = False, latent: bool = False, state_interval: int = 0, state_copies: int = 0,
                  memory: np.ndarray[Any, Any] | None = None) -> None:
         if batch < 1:
             raise ValueError(f"batch: {batch} is not a number of sequences from 1 on")
@@ -82,7 +88,7 @@ class Decoder:
         self.capacity = most = capacity or model.max_positions
         self.max_step = min(most, _MOST_STEP)
         desc = describe(type, page, pages, window, sinks, streaming, batch, capacity, self.max_step,
-                        0 if memory is None else memory.shape[1], latent)
+                        0 if memory is None else memory.shape[1], latent, state_interval, state_copies)
         with default_context() as handle:
             check(library.mha_decoder_create(handle, model._net, C.byref(desc),
                                              C.byref(self._handle)))
@@ -157,10 +163,23 @@ class Decoder:
 
     def truncate(self, length: int, sequence: int | None = None) -> None:
         """Truncate a sequence, or all longer ones, to its first tokens, for example after a rejected draft. Length 0
-        starts a new text."""
+        starts a new text. Recurrent layers return only to lengths with a copy of their states: see `restorable`."""
         with self._lock:
             check(library.mha_decoder_truncate(self._handle, length) if sequence is None else
                   library.mha_decoder_truncate_sequence(self._handle, sequence, length))
+
+    def keep(self, sequence: int = 0) -> None:
+        """Copy the states of recurrent layers, so that `truncate` and `fork` can go back to the present length."""
+        with self._lock, default_context() as handle:
+            check(library.mha_decoder_keep(handle, self._handle, sequence))
+
+    def restorable(self, length: int, sequence: int = 0) -> int:
+        """The greatest length, at most `length`, to which a sequence can be truncated. Repeat the tokens after it to
+        reach another length."""
+        if not 0 <= sequence < self.batch:
+            raise ValueError(f"sequence: {sequence} is not in 0 .. {self.batch - 1}")
+        with self._lock:
+            return int(library.mha_decoder_restorable(self._handle, sequence, length))
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Replace sequence `target` by the first tokens of `source`: a branch, or a shared prompt. The two share pages

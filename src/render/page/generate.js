@@ -64,7 +64,7 @@ function headsText({kv_heads: kv}) {
 function cacheFormula(cache) {
     const scale = cache.head_bytes / 2 - cache.head_dim * cache.number_bytes;
     return t("generate.formula", {heads: headsText(cache), numbers: cache.head_dim, size: cache.number_bytes,
-        scale: scale ? t("generate.scale", {n: scale}) : "", tokens: cache.tokens, bytes: whole(cache.bytes)});
+        scale: scale ? t("generate.scale", {n: scale}) : "", tokens: cache.tokens, bytes: whole(cache.bytes - cache.state_bytes)});
 }
 
 // Columns are tokens; rows are the key/value heads of each layer, keys above values.
@@ -104,7 +104,8 @@ function drawCache() {
     const {cache} = answer, steps = generation.steps;
     const notes = [];
     if (cache) {
-        notes.push(cacheFormula(cache));
+        if (cache.kv_heads.some(n => n > 0)) notes.push(cacheFormula(cache));
+        if (cache.state_bytes) notes.push(t("generate.states", {bytes: whole(cache.state_bytes)}));
         if (cache.bytes_all_heads !== cache.bytes)
             notes.push(t("generate.all", {bytes: whole(cache.bytes_all_heads)}));
     } else {
@@ -112,7 +113,7 @@ function drawCache() {
     }
     if (steps.length && !lastStep().cache && cache) notes.push(t("generate.whole"));
     byId("generate-formula").replaceChildren(...notes.map(text => make("span", "", text)));
-    byId("generate-picture").replaceChildren(...(cache ? [cachePicture(cache),
+    byId("generate-picture").replaceChildren(...(cache && cache.kv_heads.some(n => n > 0) ? [cachePicture(cache),
         make("p", "small", t("generate.legend"))] : []));
     byId("generate-steps").hidden = !steps.length;
     byId("generate-steps").querySelector("tbody").replaceChildren(...steps.map(stepRow).reverse());

@@ -451,6 +451,7 @@ texts.de = {
     "generate.heads": "{heads} Key/Value-Köpfe aller Schichten",
     "generate.formula": "Cache dieses Textes: Keys und Values, 2 × {heads} × {numbers} Zahlen × {size} Byte{scale} × {tokens} Token = {bytes} Byte",
     "generate.scale": " (und {n} Byte für die Skala jedes Kopfes)",
+    "generate.states": "Zustände rekurrenter Schichten, mit den Kopien für die Rückkehr: {bytes} Byte.",
     "generate.all": "Mit einem Key/Value-Kopf für jeden Kopf wären es {bytes} Byte.",
     "generate.open": "Ohne kausale Maske ändert ein neues Token die Keys und Values aller anderen, also lässt sich nichts zwischenspeichern.",
     "generate.whole": "Der letzte Schritt hat den ganzen Text berechnet, weil Köpfe aus oder eingesetzt sind oder Rauschen haben.",

@@ -444,6 +444,7 @@ const texts = {en: {
     "generate.heads": "{heads} key/value heads of all layers",
     "generate.formula": "Cache of this text: keys and values, 2 × {heads} × {numbers} numbers × {size} {size|byte|bytes}{scale} × {tokens} {tokens|token|tokens} = {bytes} bytes",
     "generate.scale": " (and {n} bytes for the scale of each head)",
+    "generate.states": "States of recurrent layers, with the copies that are kept to go back: {bytes} bytes.",
     "generate.all": "With one key/value head for each head it would be {bytes} bytes.",
     "generate.open": "Without a causal mask a new token changes the keys and values of all others, so nothing can be cached.",
     "generate.whole": "The last step computed the whole text, because heads are off or patched or have noise.",
