@@ -6,22 +6,15 @@
 
 #include <math.h>
 
-#define TOWER_NAMES(tower)                                                                    \
-    MHAI_NAME("embed_tokens", tower ".embed_tokens"), MHAI_NAME("embed_tokens", "shared"),    \
-        {"embed_positions", tower ".embed_positions", MHAI_LAST_ROWS, 0},                     \
-        MHAI_NAME("embed_norm", tower ".layernorm_embedding"),                                \
-        MHAI_NAME("self_attn.o_proj", "self_attn.out_proj"),                                  \
-        MHAI_NAME("self_attn_norm", "self_attn_layer_norm"), MHAI_NAME("mlp.up_proj", "fc1"), \
-        MHAI_NAME("mlp.down_proj", "fc2"), MHAI_NAME("mlp_norm", "final_layer_norm")
+#define TOWER_NAMES(tower)                                                                 \
+    MHAI_NAME("embed_tokens", tower ".embed_tokens"), MHAI_NAME("embed_tokens", "shared"), \
+        {"embed_positions", tower ".embed_positions", MHAI_LAST_ROWS, 0},                  \
+        MHAI_NAME("embed_norm", tower ".layernorm_embedding"), MHAI_BART_LAYER_NAMES
 
 static const mhai_weight_name encoder_names[] = {TOWER_NAMES("encoder"), MHAI_NAME(NULL, NULL)};
 static const mhai_weight_name decoder_names[] = {
     TOWER_NAMES("decoder"),
-    MHAI_NAME("cross_attn.q_proj", "encoder_attn.q_proj"),
-    MHAI_NAME("cross_attn.k_proj", "encoder_attn.k_proj"),
-    MHAI_NAME("cross_attn.v_proj", "encoder_attn.v_proj"),
-    MHAI_NAME("cross_attn.o_proj", "encoder_attn.out_proj"),
-    MHAI_NAME("cross_attn_norm", "encoder_attn_layer_norm"),
+    MHAI_BART_CROSS_NAMES,
     {"lm_head.bias", "final_logits_bias", MHAI_ONE_ROW, 0},
     MHAI_NAME(NULL, NULL)};
 
@@ -63,12 +56,9 @@ static mha_status read_tower(const mhai_config *config, const mhai_family *famil
     return MHA_OK;
 }
 
-static mha_status read_decoder(const mhai_config *config, const mhai_family *family,
-                               mhai_family_plan *plan)
+mha_status mhai_bart_read_decoder(const mhai_config *config, mha_transformer_desc *d)
 {
-    mha_transformer_desc *d = &plan->desc;
     bool tied;
-    MHA_TRY(read_tower(config, family, plan));
     MHA_TRY(mhai_config_count(config, "decoder_layers", 1, MHAI_MOST_LAYERS, &d->num_layers));
     MHA_TRY(
         mhai_config_count(config, "decoder_attention_heads", 1, MHAI_MOST_WIDTH, &d->num_heads));
@@ -78,10 +68,16 @@ static mha_status read_decoder(const mhai_config *config, const mhai_family *fam
         return mhai_config_fail(MHA_ERR_MODEL, config, "decoder_attention_heads",
                                 "is %lld, which does not divide d_model %lld",
                                 (long long)d->num_heads, (long long)d->embed_dim);
-    d->flags ^= MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS |
-                MHA_TRANSFORMER_LOGIT_BIAS;
-    if (tied) d->flags |= MHA_TRANSFORMER_TIED;
+    d->flags |= MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS | (tied ? MHA_TRANSFORMER_TIED : 0);
     return MHA_OK;
+}
+
+static mha_status read_decoder(const mhai_config *config, const mhai_family *family,
+                               mhai_family_plan *plan)
+{
+    MHA_TRY(read_tower(config, family, plan));
+    plan->desc.flags ^= MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_LOGIT_BIAS;
+    return mhai_bart_read_decoder(config, &plan->desc);
 }
 
 /* Positions begin with row 2 of the table. */

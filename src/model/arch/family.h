@@ -251,6 +251,20 @@ extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 
+/* Shared by BART and Whisper (bart.c): names in a layer, and those of cross-attention. The function
+ * reads the sizes of the decoder and tie_word_embeddings. */
+#define MHAI_BART_LAYER_NAMES                                                                 \
+    MHAI_NAME("self_attn.o_proj", "self_attn.out_proj"),                                      \
+        MHAI_NAME("self_attn_norm", "self_attn_layer_norm"), MHAI_NAME("mlp.up_proj", "fc1"), \
+        MHAI_NAME("mlp.down_proj", "fc2"), MHAI_NAME("mlp_norm", "final_layer_norm")
+#define MHAI_BART_CROSS_NAMES                                    \
+    MHAI_NAME("cross_attn.q_proj", "encoder_attn.q_proj"),       \
+        MHAI_NAME("cross_attn.k_proj", "encoder_attn.k_proj"),   \
+        MHAI_NAME("cross_attn.v_proj", "encoder_attn.v_proj"),   \
+        MHAI_NAME("cross_attn.o_proj", "encoder_attn.out_proj"), \
+        MHAI_NAME("cross_attn_norm", "encoder_attn_layer_norm")
+MHA_NODISCARD mha_status mhai_bart_read_decoder(const mhai_config *config, mha_transformer_desc *d);
+
 /* Write the fields that have the same names in llama and bert. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 

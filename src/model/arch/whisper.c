@@ -6,22 +6,15 @@
 
 #define TOWER_NAMES(tower)                                                                    \
     MHAI_NAME("embed_tokens", "decoder.embed_tokens"),                                        \
-        {"self_attn.k_proj.bias", "", MHAI_ZEROS, 0},                                         \
-        MHAI_NAME("self_attn.o_proj", "self_attn.out_proj"),                                  \
-        MHAI_NAME("self_attn_norm", "self_attn_layer_norm"), MHAI_NAME("mlp.up_proj", "fc1"), \
-        MHAI_NAME("mlp.down_proj", "fc2"), MHAI_NAME("mlp_norm", "final_layer_norm"),         \
-        MHAI_NAME("norm", tower ".layer_norm")
+        {"self_attn.k_proj.bias", "", MHAI_ZEROS, 0}, MHAI_NAME("norm", tower ".layer_norm"), \
+        MHAI_BART_LAYER_NAMES
 
 static const mhai_weight_name encoder_names[] = {TOWER_NAMES("encoder"), MHAI_NAME(NULL, NULL)};
 static const mhai_weight_name decoder_names[] = {
     TOWER_NAMES("decoder"),
     MHAI_NAME("embed_positions", "decoder.embed_positions"),
     {"cross_attn.k_proj.bias", "", MHAI_ZEROS, 0},
-    MHAI_NAME("cross_attn.q_proj", "encoder_attn.q_proj"),
-    MHAI_NAME("cross_attn.k_proj", "encoder_attn.k_proj"),
-    MHAI_NAME("cross_attn.v_proj", "encoder_attn.v_proj"),
-    MHAI_NAME("cross_attn.o_proj", "encoder_attn.out_proj"),
-    MHAI_NAME("cross_attn_norm", "encoder_attn_layer_norm"),
+    MHAI_BART_CROSS_NAMES,
     MHAI_NAME("lm_head", "proj_out"),
     MHAI_NAME(NULL, NULL)};
 
@@ -59,22 +52,11 @@ static mha_status read_whisper_encoder(const mhai_config *config, mhai_family_pl
 static mha_status read_whisper(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
-    bool tied;
     MHA_TRY(read_tower(config, &mhai_family_whisper, plan));
-    MHA_TRY(mhai_config_count(config, "decoder_layers", 1, MHAI_MOST_LAYERS, &d->num_layers));
-    MHA_TRY(
-        mhai_config_count(config, "decoder_attention_heads", 1, MHAI_MOST_WIDTH, &d->num_heads));
-    MHA_TRY(mhai_config_count(config, "decoder_ffn_dim", 1, MHAI_MOST_WIDTH, &d->ff_dim));
     MHA_TRY(
         mhai_config_count(config, "max_target_positions", 1, MHAI_MOST_POSITIONS, &d->max_length));
-    MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", true, &tied));
-    if (d->embed_dim % d->num_heads != 0)
-        return mhai_config_fail(MHA_ERR_MODEL, config, "decoder_attention_heads",
-                                "is %lld, which does not divide d_model %lld",
-                                (long long)d->num_heads, (long long)d->embed_dim);
     d->positions = MHA_ENCODING_LEARNED;
-    d->flags |= MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS | (tied ? MHA_TRANSFORMER_TIED : 0);
-    return MHA_OK;
+    return mhai_bart_read_decoder(config, d);
 }
 
 static const mhai_family whisper_encoder = {.model_type = "whisper",
