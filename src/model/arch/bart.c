@@ -118,23 +118,24 @@ static mha_status read_marian(const mhai_config *config, mhai_family_plan *plan)
                             (long long)own, (long long)plan->desc.vocab_size);
 }
 
-#define TOWERS(family, biases)                                                            \
-    static const mhai_family family##_encoder = {.model_type = #family,                   \
-                                                 .towers = true,                          \
-                                                 .keys = &keys,                           \
-                                                 .shape = (biases),                       \
-                                                 .layers = "encoder.layers.",             \
-                                                 .prefix = "model.",                      \
-                                                 .names = encoder_names,                  \
-                                                 .read = read_##family##_encoder};        \
-    const mhai_family mhai_family_##family = {.model_type = #family,                      \
-                                              .encoder = &family##_encoder,               \
-                                              .towers = true,                             \
-                                              .keys = &keys,                              \
-                                              .shape = MHA_MODEL_SHAPE_CAUSAL | (biases), \
-                                              .layers = "decoder.layers.",                \
-                                              .prefix = "model.",                         \
-                                              .names = decoder_names,                     \
+#define BIASES MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS
+#define TOWERS(family)                                                                  \
+    static const mhai_family family##_encoder = {.model_type = #family,                 \
+                                                 .towers = true,                        \
+                                                 .keys = &keys,                         \
+                                                 .shape = BIASES,                       \
+                                                 .layers = "encoder.layers.",           \
+                                                 .prefix = "model.",                    \
+                                                 .names = encoder_names,                \
+                                                 .read = read_##family##_encoder};      \
+    const mhai_family mhai_family_##family = {.model_type = #family,                    \
+                                              .encoder = &family##_encoder,             \
+                                              .towers = true,                           \
+                                              .keys = &keys,                            \
+                                              .shape = MHA_MODEL_SHAPE_CAUSAL | BIASES, \
+                                              .layers = "decoder.layers.",              \
+                                              .prefix = "model.",                       \
+                                              .names = decoder_names,                   \
                                               .read = read_##family}
-TOWERS(bart, MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS);
-TOWERS(marian, MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS);
+TOWERS(bart);
+TOWERS(marian);
