@@ -251,6 +251,10 @@ extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 
+/* Begin positions after that of the padding token, which all padding has. */
+MHA_NODISCARD mha_status mhai_skip_padding(const mhai_config *config, int64_t padding,
+                                           mhai_family_plan *plan);
+
 /* Shared by BART and Whisper (bart.c): names in a layer, and those of cross-attention. The function
  * reads the sizes of the decoder and tie_word_embeddings. */
 #define MHAI_BART_LAYER_NAMES                                                                 \

@@ -33,13 +33,8 @@ static mha_status read_mpnet(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-12, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 2, &act));
     mhai_bert_describe(act == 0 ? MHA_FEED_FORWARD_GELU : MHA_FEED_FORWARD_RELU, d);
-    d->flags |= MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_PADDING;
-    d->padding_token = PADDING;
-    plan->first_position = PADDING;
-    d->max_length -= PADDING + 1;
-    if (d->max_length < 1)
-        return mhai_config_fail(MHA_ERR_MODEL, config, "max_position_embeddings",
-                                "leaves no position after the first %d", PADDING + 1);
+    d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
+    MHA_TRY(mhai_skip_padding(config, PADDING, plan));
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < d->num_layers; i++) plan->layers[i].t5_buckets = buckets;
     return MHA_OK;

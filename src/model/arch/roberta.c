@@ -3,11 +3,8 @@
 #include "io/file.h"
 #include "model/arch/family.h"
 
-static mha_status read_roberta(const mhai_config *config, mhai_family_plan *plan)
+mha_status mhai_skip_padding(const mhai_config *config, int64_t padding, mhai_family_plan *plan)
 {
-    int64_t padding;
-    MHA_TRY(mhai_bert_read(config, plan));
-    MHA_TRY(mhai_config_optional(config, "pad_token_id", 0, MHAI_MOST_POSITIONS, 1, &padding));
     plan->first_position = padding;
     plan->desc.max_length -= padding + 1;
     plan->desc.flags |= MHA_TRANSFORMER_PADDING;
@@ -16,6 +13,14 @@ static mha_status read_roberta(const mhai_config *config, mhai_family_plan *plan
     return mhai_path_fail(MHA_ERR_MODEL, config->path,
                           "'max_position_embeddings' leaves no position after pad_token_id %lld",
                           (long long)padding);
+}
+
+static mha_status read_roberta(const mhai_config *config, mhai_family_plan *plan)
+{
+    int64_t padding;
+    MHA_TRY(mhai_bert_read(config, plan));
+    MHA_TRY(mhai_config_optional(config, "pad_token_id", 0, MHAI_MOST_POSITIONS, 1, &padding));
+    return mhai_skip_padding(config, padding, plan);
 }
 
 #define ROBERTA(name, type)                                                     \
