@@ -24,13 +24,10 @@ enum { MOST_COPIES = 64 };
 
 static mha_status read_albert(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const acts[] = {"gelu_new", "gelu", "relu", "gelu_pytorch_tanh"};
-    static const mha_feed_forward kinds[] = {MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_GELU,
-                                             MHA_FEED_FORWARD_RELU, MHA_FEED_FORWARD_GELU_TANH};
     static const char *const groups[] = {"num_hidden_groups", "inner_group_num"};
     mha_transformer_desc *d = &plan->desc;
+    mha_feed_forward kind;
     int64_t count;
-    int act;
     MHA_TRY(mhai_config_unset(config, "is_decoder"));
     MHA_TRY(mhai_read_sizes(config, &mhai_family_albert, "intermediate_size", d));
     for (int i = 0; i < 2; i++) {
@@ -48,8 +45,8 @@ static mha_status read_albert(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(
         mhai_config_optional(config, "type_vocab_size", 1, MHAI_MOST_ENTRIES, 2, &d->type_count));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-12, 0, 1, &d->norm_epsilon));
-    MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 4, &act));
-    mhai_bert_describe(kinds[act], d);
+    MHA_TRY(mhai_read_activation(config, "gelu_new", &kind));
+    mhai_bert_describe(kind, d);
     d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
     if (d->token_dim != d->embed_dim) return MHA_OK;
     return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "embedding_size",

@@ -23,16 +23,15 @@ enum { PADDING = 1, BUCKETS = 32 };
 
 static mha_status read_mpnet(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const acts[] = {"gelu", "relu"};
     mha_transformer_desc *d = &plan->desc;
+    mha_feed_forward kind;
     int64_t buckets;
-    int act;
     MHA_TRY(mhai_read_sizes(config, &mhai_family_mpnet, "intermediate_size", d));
     MHA_TRY(mhai_config_optional(config, "relative_attention_num_buckets", BUCKETS, BUCKETS,
                                  BUCKETS, &buckets));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-12, 0, 1, &d->norm_epsilon));
-    MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 2, &act));
-    mhai_bert_describe(act == 0 ? MHA_FEED_FORWARD_GELU : MHA_FEED_FORWARD_RELU, d);
+    MHA_TRY(mhai_read_activation(config, "gelu", &kind));
+    mhai_bert_describe(kind, d);
     d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
     MHA_TRY(mhai_skip_padding(config, PADDING, plan));
     MHA_TRY(mhai_plan_layers(plan));
