@@ -574,6 +574,15 @@ static mha_status load_gguf(loading *l, const char *path)
     return status;
 }
 
+/* Free everything but the transformer. */
+static void release_rest(mhai_loaded *loaded)
+{
+    free(loaded->ends.ids);
+    free(loaded->begins.suppressed.ids);
+    free(loaded->begins.first.ids);
+    mhai_ears_destroy(loaded->ears);
+}
+
 mha_status mhai_model_load_part(mha_context *context, const char *path,
                                 const mha_model_options *how, bool encoder,
                                 mha_tokenizer **tokenizer, mhai_loaded *loaded)
@@ -585,16 +594,10 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
                  .tokenizer = tokenizer};
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
-    if (status == MHA_OK)
-        *loaded =
-            (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.ears, l.plan.picture};
-    else {
-        mha_transformer_destroy(l.made);
-        free(l.ends.ids);
-        free(l.begins.suppressed.ids);
-        free(l.begins.first.ids);
-        mhai_ears_destroy(l.ears);
-    }
+    *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.ears, l.plan.picture};
+    if (status == MHA_OK) return MHA_OK;
+    mha_transformer_destroy(l.made);
+    release_rest(loaded);
     return status;
 }
 
@@ -606,9 +609,6 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
     mhai_loaded loaded;
     MHA_TRY(mhai_model_load_part(context, folder, &how, false, NULL, &loaded));
     *transformer = loaded.transformer;
-    free(loaded.ends.ids);
-    free(loaded.begins.suppressed.ids);
-    free(loaded.begins.first.ids);
-    mhai_ears_destroy(loaded.ears);
+    release_rest(&loaded);
     return MHA_OK;
 }
