@@ -68,7 +68,7 @@ MHA_API void mha_audio_free(mha_audio *audio);
  *
  *   samples [count] in, 0 <= count <= 160 F    features f32 [M,F] out, contiguous; M 1 .. 256, F >= 2
  *
- * Memory   scratch from the context: 8 bytes for each number of features.
+ * Memory   scratch from the context: 8 M (F + 201) bytes.
  * Errors   MHA_ERR_NULL, MHA_ERR_DTYPE, MHA_ERR_SHAPE, MHA_ERR_STRIDE; MHA_ERR_SIZE (more samples than
  *          160 F); MHA_ERR_NUMERIC (a sample is not finite); MHA_ERR_NOMEM.
  * Threads  one call per context.   Accuracy  in double, rounded once.   Since  0.1
@@ -94,7 +94,8 @@ MHA_API MHA_NODISCARD mha_status mha_model_hearing(const mha_model *encoder, mha
  *   features f32 [M,F] in, contiguous    rows f32 [1,S,E] out, contiguous
  *   probabilities [L,1,H,S,S] out, as in mha_transformer_forward(); NULL: not requested
  *
- * Memory   scratch from the context: 4 (3 M F + 4 E F) bytes, and that of the layers.
+ * Memory   scratch from the context: at most 4 F (3 max(M, E) + 2 E) bytes, and that of
+ *          mha_linear_forward() and of the layers.
  * Errors   those of mha_model_hearing(), mha_linear_forward() and mha_transformer_forward();
  *          MHA_ERR_SHAPE (features or rows).
  * Threads  one call per context.   Accuracy  as mha_model_forward().   Since  0.1
