@@ -1,5 +1,5 @@
-/* multihead: audio for models that hear (Whisper, Radford et al. 2022): wav files, log-mel features, and
- * the rows of an encoder (libmultihead-model).
+/* multihead: the audio input of encoders (Whisper, Radford et al. 2022): wav files, log-mel features, and
+ * the encoder's rows (libmultihead-model).
  *
  * Letters: N samples at 16 kHz, F frames, M mel bins, S rows and E width of the encoder; F = 2 S.
  *
@@ -45,7 +45,7 @@ typedef struct mha_audio {
  * Read a wav file: RIFF, mono, 16 kHz, PCM of 16, 24 or 32 bits or f32.
  *
  * Memory   the caller frees *audio with mha_audio_free().
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_FILE, MHA_ERR_FORMAT (no wav file, or a
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_FILE, MHA_ERR_FORMAT (not a wav file, or a
  *          damaged one), MHA_ERR_UNSUPPORTED (channels, rate or encoding), MHA_ERR_SIZE (above 1 GiB),
  *          MHA_ERR_NOMEM. There is then nothing to free.
  * Threads  any.   Since  0.1
@@ -76,7 +76,7 @@ MHA_API void mha_audio_free(mha_audio *audio);
 MHA_API MHA_NODISCARD mha_status mha_log_mel(mha_context *context, const float *samples,
                                              int64_t count, const mha_tensor *features);
 
-/* What an encoder hears. */
+/* The audio input of an encoder: features [M,F], which become S rows. */
 typedef struct mha_hearing {
     uint32_t struct_size; /* in: sizeof(mha_hearing) */
     uint32_t reserved;    /* 0 */
@@ -84,12 +84,12 @@ typedef struct mha_hearing {
     int64_t rows;         /* S */
 } mha_hearing;
 
-/** The sizes of an encoder of audio. Memory fills *hearing. Errors MHA_ERR_NULL, MHA_ERR_ARGUMENT
+/** Describe the audio input of an encoder. Memory fills *hearing. Errors MHA_ERR_NULL, MHA_ERR_ARGUMENT
  * (struct_size), MHA_ERR_UNSUPPORTED (the model reads tokens). Threads any. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_model_hearing(const mha_model *encoder, mha_hearing *hearing);
 
 /**
- * Run an encoder of audio: x = gelu(conv(gelu(conv(features)))) + positions, then its layers.
+ * Run an audio encoder: x = gelu(conv(gelu(conv(features)))) + positions, then its layers.
  *
  *   features f32 [M,F] in, contiguous    rows f32 [1,S,E] out, contiguous
  *   probabilities [L,1,H,S,S] out, as in mha_transformer_forward(); NULL: not requested

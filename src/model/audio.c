@@ -218,7 +218,7 @@ static mha_status check_features(const float *samples, int64_t count, const mha_
         return mha_fail(MHA_ERR_STRIDE, "features: must be contiguous");
     if (count < 0 || count > features->shape[1] * MHA_AUDIO_HOP)
         return mha_fail(MHA_ERR_SIZE,
-                        "%lld samples, the model hears at most %lld (%.3g s); cut the audio",
+                        "%lld samples, expected at most %lld (%.3g s): shorten the audio",
                         (long long)count, (long long)(features->shape[1] * MHA_AUDIO_HOP),
                         (double)features->shape[1] / 100);
     for (int64_t i = 0; i < count; i++)

@@ -37,7 +37,7 @@ typedef struct loading {
     mha_transformer *made;
     mhai_ends ends;
     mhai_begins begins;
-    mhai_ears *ears;           /* of an encoder of audio */
+    mhai_ears *ears;           /* of an audio encoder */
     mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 

@@ -89,7 +89,7 @@ mha_status mhai_ears_load(mha_context *context, const mhai_weights *weights,
     return status;
 }
 
-/* ---- hearing --------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static mha_status ears_of(const mha_model *encoder, const mhai_ears **ears)
 {

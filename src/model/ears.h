@@ -1,4 +1,4 @@
-/* The layers of an encoder of audio before its transformer: two convolutions over time. */
+/* The layers of an audio encoder before its transformer: two convolutions over time. */
 #ifndef MHAI_EARS_H
 #define MHAI_EARS_H
 

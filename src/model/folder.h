@@ -34,14 +34,14 @@ typedef struct mhai_loaded {
     int64_t types;  /* token types in config.json; if their table is 0, the transformer has none */
     mhai_ends ends; /* not those of the tokenizer; the caller frees its ids */
     mhai_begins begins;     /* of a decoder in a folder with two towers; likewise */
-    struct mhai_ears *ears; /* of an encoder of audio; the caller destroys it */
+    struct mhai_ears *ears; /* of an audio encoder; the caller destroys it */
     mhai_picture picture;
 } mhai_loaded;
 
-/* Load the transformer of a folder or a GGUF file. encoder: that of the encoder of a folder with two
- * towers, after its decoder was loaded. If tokenizer is not NULL, also load the
- * tokenizer of a GGUF file, if it has one, without opening the file again. Without MHA_MODEL_ARRAY,
- * parameters stay in their files, which remain open until the transformer is destroyed. */
+/* Load the transformer of a folder or a GGUF file; of a folder with two towers the decoder, or the
+ * encoder if `encoder`. If tokenizer is not NULL, also load the tokenizer of a GGUF file, if it has
+ * one, without opening the file again. Without MHA_MODEL_ARRAY, parameters stay in their files, which
+ * remain open until the transformer is destroyed. */
 MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path,
                                               const mha_model_options *how, bool encoder,
                                               mha_tokenizer **tokenizer, mhai_loaded *loaded);

@@ -183,7 +183,7 @@ def test_greedy_tokens_are_those_of_transformers(made, tmp_path):
 
 def test_audio_is_required_and_refused(made, tmp_path):
     _, model, folder = made
-    with pytest.raises(multihead.Error, match="8001 samples, the model hears at most 8000"):
+    with pytest.raises(multihead.Error, match="8001 samples, expected at most 8000"):
         model.logits([1], source=sound(8001))
     with pytest.raises(multihead.Error, match=r"samples\[5\] is not finite"):
         multihead.log_mel([0] * 5 + [np.nan])

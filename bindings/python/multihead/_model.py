@@ -255,8 +255,8 @@ class Model:
 
     @property
     def hears(self) -> bool:
-        """True for an encoder of audio, and an encoder-decoder with one (Whisper): a source is a wav file or its
-        samples, [N] at 16 kHz."""
+        """Whether the model is an audio encoder, or an encoder-decoder with one (Whisper). A source is then a wav file
+        or its samples, [N] at 16 kHz."""
         encoder = self.encoder
         return self._hearing is not None or (encoder is not None and encoder.hears)
 

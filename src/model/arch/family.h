@@ -92,7 +92,7 @@ typedef struct mhai_weight_name {
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
-    int64_t bins;           /* of an encoder of audio: num_mel_bins */
+    int64_t bins;           /* of an audio encoder: num_mel_bins */
     bool sinusoids;         /* a file without that table implies sines, followed by cosines */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* owns the array of desc.layers */

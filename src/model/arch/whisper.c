@@ -1,4 +1,4 @@
-/* Whisper: an encoder of audio and a decoder in one folder, pre-norm with layer norms; keys have no
+/* Whisper: an audio encoder and a decoder in one folder, pre-norm with layer norms; keys have no
  * bias. ears.c has the convolutions before the encoder's layers. Like transformers, ignores
  * scale_embedding. */
 #include "io/file.h"
