@@ -74,10 +74,10 @@ typedef enum mhai_weight_form {
 } mhai_weight_form;
 
 /* The library's name and the family's name of a parameter. Either both omit the tail (".weight",
- * ".bias") or both are complete. A family's name that begins with "/" has no layer's
- * number before it. An asterisk stands for the number of an expert. part: 0 for the first part of a fused weight, then 1, 2. If several rows have the same library name, the first
- * row whose weight is in the file applies. If the file has none of these weights, the library's
- * name applies. */
+ * ".bias") or both are complete. A family's name that begins with "/" has no layer's number before
+ * it. An asterisk stands for the number of an expert. part: 0 for the first part of a fused weight,
+ * then 1, 2. If several rows have the same library name, the first row whose weight is in the file
+ * applies. If the file has none of these weights, the library's name applies. */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
@@ -172,16 +172,17 @@ typedef struct mhai_family {
  * every transformer. */
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
-    X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert) X(nomic_bert) X(gpt2) X(gpt_neox) X(llama) X(mistral)           \
+    X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert)   \
+    X(nomic_bert) X(gpt2) X(gpt_neox) X(llama) X(mistral)                                         \
     X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
     X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
     X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
     X(cohere) X(cohere2)                                                                          \
-    X(bart) X(marian) X(t5) X(mt5) X(whisper)                                                                             \
+    X(bart) X(marian) X(t5) X(mt5) X(whisper)                                                     \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
-    X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu) X(kimi_linear)                \
+    X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu) X(kimi_linear)            \
     X(vit) X(dinov2) X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model)             \
     X(clip_images) X(clip) X(siglip_vision_model) X(siglip_images) X(dinov3_vit)                  \
     X(multihead)
@@ -194,8 +195,8 @@ MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, bool images,
                                           const mhai_family **family);
 
-/* For a multimodal model, continue with its text_config or vision_config. Reject fields of the top level that affect
- * the text and differ from text_config. */
+/* For a multimodal model, continue with its text_config or vision_config. Reject fields of the top
+ * level that affect the text and differ from text_config. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
 
 /* Read config.json with this family (decoder.c). */

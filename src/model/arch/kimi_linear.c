@@ -44,7 +44,8 @@ static const mhai_shape_keys keys = {"hidden_size",         "num_hidden_layers",
 
 static const char nets[] = "linear_attn_config";
 
-/* Numbers of layers count from 1. Without these lists, transformers attends in layers 4, 8, .. counted from 0. */
+/* Numbers of layers count from 1. Without these lists, transformers attends in layers 4, 8, ..,
+ * counted from 0. */
 static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 {
     static const char *const lists[MHAI_KINDS] = {"full_attn_layers", "kda_layers"};

@@ -1,5 +1,4 @@
-/* NomicBERT: a BERT with rotary positions, SwiGLU and no biases in
- * linear layers. */
+/* NomicBERT: a BERT with rotary positions, SwiGLU and no biases in linear layers. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
