@@ -333,7 +333,7 @@ static mha_status find_weights(loading *l)
         const mhai_weight_name *row = name_of(l, &p, name);
         if (l->plan.sinusoids && strcmp(p.name, "embed_positions.weight") == 0 &&
             mhai_weights_find(&l->stored->weights, name) < 0) {
-            MHA_TRY(mhai_stored_sinusoids(l->context, &p, l->stored, &l->stored->parameters[i]));
+            MHA_TRY(mhai_stored_sinusoids(l->context, &p, &l->stored->parameters[i]));
             continue;
         }
         MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,

@@ -205,9 +205,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
     if (form == MHAI_KEY_BIAS && plan->picture.no_key_bias) {
-        stored->made = calloc((size_t)p->count, sizeof *stored->made);
-        if (!stored->made) return MHA_NO_MEMORY("model");
-        stored->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)stored->made};
+        stored->form = MHAI_ZEROS;
         return mhai_weights_find(weights, name) < 0
                    ? MHA_OK
                    : mhai_path_fail(MHA_ERR_MODEL, weights->path,
@@ -375,30 +373,29 @@ const void *mhai_stored_find_rows(const void *stored, int64_t parameter, int64_t
     return p->from.data + at * p->columns * (int64_t)sizeof(uint16_t);
 }
 
-mha_status mhai_stored_sinusoids(mha_context *context, const mha_parameter *p, mhai_stored *stored,
+mha_status mhai_stored_sinusoids(mha_context *context, const mha_parameter *p,
                                  mhai_stored_parameter *to)
 {
     const int64_t rows = p->shape[0], E = p->shape[1];
     mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, p->shape);
     float *turns = malloc((size_t)p->count * sizeof *turns);
-    stored->sinusoids = malloc((size_t)p->count * sizeof *turns);
+    float *made = malloc((size_t)p->count * sizeof *made);
     table.data = turns;
-    mha_status status = turns && stored->sinusoids ? mha_sinusoidal_encoding(context, 0, &table)
-                                                   : MHA_NO_MEMORY("checkpoint");
+    const mha_status status =
+        turns && made ? mha_sinusoidal_encoding(context, 0, &table) : MHA_NO_MEMORY("checkpoint");
     for (int64_t i = 0; i < rows * E && status == MHA_OK; i++) {
         const int64_t e = i % E;
-        stored->sinusoids[i - e + e / 2 + e % 2 * ((E + 1) / 2)] = turns[i];
+        made[i - e + e / 2 + e % 2 * ((E + 1) / 2)] = turns[i];
     }
     free(turns);
-    *to = (mhai_stored_parameter){.columns = E, .total = rows};
-    to->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)stored->sinusoids};
+    *to = (mhai_stored_parameter){.columns = E, .total = rows, .made = made};
+    to->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)made};
     return status;
 }
 
 void mhai_stored_release(void *stored)
 {
     mhai_stored *own = stored;
-    free(own->sinusoids);
     mhai_weights_close(&own->weights);
     for (int64_t i = 0; i < own->count && own->parameters; i++) free(own->parameters[i].made);
     free(own->parameters);

@@ -25,7 +25,6 @@ typedef struct mhai_stored {
     mhai_weights weights;
     mhai_stored_parameter *parameters;
     int64_t count;
-    float *sinusoids; /* a table of positions that is in no file; NULL: none */
 } mhai_stored;
 
 /* Locate parameter p of a transformer in the file, by the name of its weight. row: its entry in the
@@ -37,7 +36,7 @@ MHA_NODISCARD mha_status mhai_stored_find(const mhai_weights *weights, const mha
 
 /* Make the table of positions of mhai_family_plan.sinusoids, and locate it. */
 MHA_NODISCARD mha_status mhai_stored_sinusoids(mha_context *context, const mha_parameter *p,
-                                               mhai_stored *stored, mhai_stored_parameter *to);
+                                               mhai_stored_parameter *to);
 
 /* Change the name of part i - 1 of a weight to that of part i: of q, k and v with
  * MHAI_CONVOLUTIONS, of blocks and scales with MHAI_EXPERT_MXFP4, of a weight and its scales with
