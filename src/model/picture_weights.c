@@ -96,6 +96,12 @@ static void weights_of(int64_t i, int64_t from, int64_t to, bool antialias, doub
     for (int64_t k = 0; k < from && antialias; k++) w[k] /= sum;
 }
 
+static bool counts(double weight)
+{
+    return weight < 0 || weight > 0;
+}
+
+/* Few rows have a weight. */
 static void interpolate_point(const float *table, int64_t old, int64_t width, const double *down,
                               const double *right, float *to)
 {
@@ -104,10 +110,10 @@ static void interpolate_point(const float *table, int64_t old, int64_t width, co
         const int64_t n = width - at < PIECE ? width - at : PIECE;
         double sum[PIECE] = {0};
         for (int64_t y = 0; y < old; y++)
-            for (int64_t x = 0; x < old; x++) {
+            for (int64_t x = 0; x < old && counts(down[y]); x++) {
                 const double w = down[y] * right[x];
                 const float *row = table + (y * old + x) * width + at;
-                for (int64_t e = 0; e < n && (w < 0 || w > 0); e++) sum[e] += w * (double)row[e];
+                for (int64_t e = 0; e < n && counts(w); e++) sum[e] += w * (double)row[e];
             }
         for (int64_t e = 0; e < n; e++) to[at + e] = (float)sum[e];
     }
