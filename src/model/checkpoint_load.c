@@ -2,8 +2,8 @@
  * that the weights file has as many numbers. */
 #include "io/file.h"
 #include "io/json_file.h"
+#include "model/audio_stem.h"
 #include "model/checkpoint_parts.h"
-#include "model/ears.h"
 #include "model/folder.h"
 #include "model/gguf_config.h"
 #include "model/stored.h"
@@ -37,8 +37,8 @@ typedef struct loading {
     mha_transformer *made;
     mhai_ends ends;
     mhai_begins begins;
-    mhai_ears *ears;           /* of an audio encoder */
-    mha_tokenizer **tokenizer; /* tokenizer of a GGUF file; NULL: not requested */
+    mhai_audio_stem *audio_stem; /* of an audio encoder */
+    mha_tokenizer **tokenizer;   /* tokenizer of a GGUF file; NULL: not requested */
 } loading;
 
 /* ---- the plan ------------------------------------------------------------------------------ */
@@ -475,7 +475,7 @@ static mha_status load_body(loading *l)
     MHA_TRY(check_all_used(l));
     MHA_TRY(read_weights(l));
     if (l->plan.bins > 0)
-        MHA_TRY(mhai_ears_load(l->context, &l->stored->weights, &l->plan, &l->ears));
+        MHA_TRY(mhai_audio_stem_load(l->context, &l->stored->weights, &l->plan, &l->audio_stem));
     return mha_transformer_update(l->context, l->made);
 }
 
@@ -580,7 +580,7 @@ static void release_rest(mhai_loaded *loaded)
     free(loaded->ends.ids);
     free(loaded->begins.suppressed.ids);
     free(loaded->begins.first.ids);
-    mhai_ears_destroy(loaded->ears);
+    mhai_audio_stem_destroy(loaded->audio_stem);
 }
 
 mha_status mhai_model_load_part(mha_context *context, const char *path,
@@ -594,7 +594,8 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
                  .tokenizer = tokenizer};
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
-    *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.ears, l.plan.picture};
+    *loaded =
+        (mhai_loaded){l.made, l.listed, l.types, l.ends, l.begins, l.audio_stem, l.plan.picture};
     if (status == MHA_OK) return MHA_OK;
     mha_transformer_destroy(l.made);
     release_rest(loaded);

@@ -33,8 +33,8 @@ typedef struct mhai_loaded {
     const mhai_family *family;
     int64_t types;  /* token types in config.json; if their table is 0, the transformer has none */
     mhai_ends ends; /* not those of the tokenizer; the caller frees its ids */
-    mhai_begins begins;     /* of a decoder in a folder with two towers; likewise */
-    struct mhai_ears *ears; /* of an audio encoder; the caller destroys it */
+    mhai_begins begins;                 /* of a decoder in a folder with two towers; likewise */
+    struct mhai_audio_stem *audio_stem; /* of an audio encoder; the caller destroys it */
     mhai_picture picture;
 } mhai_loaded;
 

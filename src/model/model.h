@@ -17,10 +17,10 @@ struct mha_model {
     mhai_ends ends;
     mhai_picture picture;
     mhai_begins begins;
-    struct mhai_ears *ears; /* of an audio encoder; otherwise NULL */
-    bool towers;            /* the folder also has an encoder */
-    bool borrows;           /* tokenizer and vocabulary belong to the decoder */
-    mha_model *encoder;     /* the encoder of an encoder-decoder; otherwise NULL */
+    struct mhai_audio_stem *audio_stem; /* of an audio encoder; otherwise NULL */
+    bool towers;                        /* the folder also has an encoder */
+    bool borrows;                       /* tokenizer and vocabulary belong to the decoder */
+    mha_model *encoder;                 /* the encoder of an encoder-decoder; otherwise NULL */
 };
 
 #endif

@@ -359,7 +359,7 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
     if (model->encoder)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_forward: an encoder-decoder takes two "
                                              "texts; run its transformers");
-    if (model->ears)
+    if (model->audio_stem)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_model_forward: this encoder reads audio; call mha_model_hear()");
     model_call pass = {.context = context, .model = model};

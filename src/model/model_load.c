@@ -2,7 +2,7 @@
 #include "model/model.h"
 
 #include "io/file.h"
-#include "model/ears.h"
+#include "model/audio_stem.h"
 #include "model/folder.h"
 
 #include <multihead/component.h>
@@ -70,7 +70,7 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
     model->ends = loaded->ends;
     model->picture = loaded->picture;
     model->begins = loaded->begins;
-    model->ears = loaded->ears;
+    model->audio_stem = loaded->audio_stem;
 }
 
 /* Add the tokenizer's end token to those of the files. */
@@ -276,7 +276,7 @@ void mha_model_destroy(mha_model *model)
     free(model->ends.ids);
     free(model->begins.suppressed.ids);
     free(model->begins.first.ids);
-    mhai_ears_destroy(model->ears);
+    mhai_audio_stem_destroy(model->audio_stem);
     mha_allocator allocator = model->allocator;
     allocator.release(allocator.user, model, sizeof *model);
 }

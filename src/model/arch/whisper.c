@@ -1,5 +1,5 @@
 /* Whisper: an audio encoder and a decoder in one folder, pre-norm with layer norms; keys have no
- * bias. ears.c has the convolutions before the encoder's layers. Like transformers, ignores
+ * bias. audio_stem.c has the convolutions before the encoder's layers. Like transformers, ignores
  * scale_embedding. */
 #include "io/file.h"
 #include "model/arch/family.h"

@@ -1,5 +1,6 @@
-/* See ears.h. A convolution is a linear layer over the features of three neighbouring frames. */
-#include "model/ears.h"
+/* See audio_stem.h. A convolution is a linear layer over the features of three neighbouring
+ * frames. */
+#include "model/audio_stem.h"
 
 #include "model/model.h"
 
@@ -11,18 +12,18 @@
 
 enum { KERNEL = 3 };
 
-struct mhai_ears {
+struct mhai_audio_stem {
     mha_linear *convolutions[2];
     float *positions; /* [rows,width] */
     int64_t bins, rows, width;
 };
 
-void mhai_ears_destroy(mhai_ears *ears)
+void mhai_audio_stem_destroy(mhai_audio_stem *stem)
 {
-    if (!ears) return;
-    for (int i = 0; i < 2; i++) mha_linear_destroy(ears->convolutions[i]);
-    free(ears->positions);
-    free(ears);
+    if (!stem) return;
+    for (int i = 0; i < 2; i++) mha_linear_destroy(stem->convolutions[i]);
+    free(stem->positions);
+    free(stem);
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -63,51 +64,51 @@ static mha_status load_convolution(mha_context *context, const mhai_weights *wei
     return status;
 }
 
-static mha_status load(mha_context *context, const mhai_weights *weights, mhai_ears *ears)
+static mha_status load(mha_context *context, const mhai_weights *weights, mhai_audio_stem *stem)
 {
-    const mha_tensor table = {.ndim = 2, .shape = {ears->rows, ears->width}};
-    MHA_TRY(read_weight(weights, "encoder.embed_positions.weight", &table, &ears->positions));
-    MHA_TRY(load_convolution(context, weights, "encoder.conv1", ears->bins, ears->width,
-                             &ears->convolutions[0]));
-    return load_convolution(context, weights, "encoder.conv2", ears->width, ears->width,
-                            &ears->convolutions[1]);
+    const mha_tensor table = {.ndim = 2, .shape = {stem->rows, stem->width}};
+    MHA_TRY(read_weight(weights, "encoder.embed_positions.weight", &table, &stem->positions));
+    MHA_TRY(load_convolution(context, weights, "encoder.conv1", stem->bins, stem->width,
+                             &stem->convolutions[0]));
+    return load_convolution(context, weights, "encoder.conv2", stem->width, stem->width,
+                            &stem->convolutions[1]);
 }
 
-mha_status mhai_ears_load(mha_context *context, const mhai_weights *weights,
-                          const mhai_family_plan *plan, mhai_ears **ears)
+mha_status mhai_audio_stem_load(mha_context *context, const mhai_weights *weights,
+                                const mhai_family_plan *plan, mhai_audio_stem **stem)
 {
-    mhai_ears *made = calloc(1, sizeof *made);
+    mhai_audio_stem *made = calloc(1, sizeof *made);
     if (!made) return MHA_NO_MEMORY("model");
     made->bins = plan->bins;
     made->rows = plan->desc.max_length;
     made->width = plan->desc.embed_dim;
     const mha_status status = load(context, weights, made);
     if (status == MHA_OK)
-        *ears = made;
+        *stem = made;
     else
-        mhai_ears_destroy(made);
+        mhai_audio_stem_destroy(made);
     return status;
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static mha_status ears_of(const mha_model *encoder, const mhai_ears **ears)
+static mha_status stem_of(const mha_model *encoder, const mhai_audio_stem **stem)
 {
-    *ears = encoder->ears;
-    if (*ears) return MHA_OK;
+    *stem = encoder->audio_stem;
+    if (*stem) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED, "this %s reads tokens, not audio",
                     encoder->info.architecture);
 }
 
 mha_status mha_model_hearing(const mha_model *encoder, mha_hearing *hearing)
 {
-    const mhai_ears *ears;
+    const mhai_audio_stem *stem;
     MHA_NEED("mha_model_hearing", encoder, hearing);
     MHA_TRY(mha_struct_check_size("mha_hearing", hearing->struct_size, sizeof *hearing));
-    MHA_TRY(ears_of(encoder, &ears));
-    hearing->bins = ears->bins;
-    hearing->frames = 2 * ears->rows;
-    hearing->rows = ears->rows;
+    MHA_TRY(stem_of(encoder, &stem));
+    hearing->bins = stem->bins;
+    hearing->frames = 2 * stem->rows;
+    hearing->rows = stem->rows;
     return MHA_OK;
 }
 
@@ -124,10 +125,10 @@ static void unfold(const float *from, int64_t across, int64_t along, int64_t fea
             }
 }
 
-static mha_status convolve(mha_context *context, const mhai_ears *ears, const float *features,
+static mha_status convolve(mha_context *context, const mhai_audio_stem *stem, const float *features,
                            float *x)
 {
-    const int64_t F = 2 * ears->rows, E = ears->width, M = ears->bins;
+    const int64_t F = 2 * stem->rows, E = stem->width, M = stem->bins;
     const int64_t widest = M > E ? M : E;
     float *parts, *first;
     MHA_TRY(mha_scratch_alloc(context, F * KERNEL * widest, sizeof *parts, &parts));
@@ -135,28 +136,28 @@ static mha_status convolve(mha_context *context, const mhai_ears *ears, const fl
     unfold(features, F, 1, M, F, 1, parts);
     const mha_tensor in = mha_tensor_contiguous(parts, MHA_F32, 2, (int64_t[]){F, KERNEL * M});
     const mha_tensor middle = mha_tensor_contiguous(first, MHA_F32, 2, (int64_t[]){F, E});
-    MHA_TRY(mha_linear_forward(context, ears->convolutions[0], MHA_ACTIVATION_GELU, &in, &middle));
+    MHA_TRY(mha_linear_forward(context, stem->convolutions[0], MHA_ACTIVATION_GELU, &in, &middle));
     unfold(first, 1, E, E, F, 2, parts);
     const mha_tensor half =
-        mha_tensor_contiguous(parts, MHA_F32, 2, (int64_t[]){ears->rows, KERNEL * E});
-    const mha_tensor out = mha_tensor_contiguous(x, MHA_F32, 2, (int64_t[]){ears->rows, E});
-    MHA_TRY(mha_linear_forward(context, ears->convolutions[1], MHA_ACTIVATION_GELU, &half, &out));
-    for (int64_t i = 0; i < ears->rows * E; i++) x[i] += ears->positions[i];
+        mha_tensor_contiguous(parts, MHA_F32, 2, (int64_t[]){stem->rows, KERNEL * E});
+    const mha_tensor out = mha_tensor_contiguous(x, MHA_F32, 2, (int64_t[]){stem->rows, E});
+    MHA_TRY(mha_linear_forward(context, stem->convolutions[1], MHA_ACTIVATION_GELU, &half, &out));
+    for (int64_t i = 0; i < stem->rows * E; i++) x[i] += stem->positions[i];
     return MHA_OK;
 }
 
 static mha_status hear(mha_context *context, const mha_model *encoder, const float *features,
                        const mha_tensor *rows, const mha_tensor *probabilities)
 {
-    const mhai_ears *ears = encoder->ears;
-    const int64_t S = ears->rows;
+    const mhai_audio_stem *stem = encoder->audio_stem;
+    const int64_t S = stem->rows;
     float *x;
     int32_t *ids;
-    MHA_TRY(mha_scratch_alloc(context, S * ears->width, sizeof *x, &x));
+    MHA_TRY(mha_scratch_alloc(context, S * stem->width, sizeof *x, &x));
     MHA_TRY(mha_scratch_zeros(context, S, sizeof *ids, &ids));
-    MHA_TRY(convolve(context, ears, features, x));
+    MHA_TRY(convolve(context, stem, features, x));
     const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, S});
-    const mha_tensor stream = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){1, S, ears->width});
+    const mha_tensor stream = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){1, S, stem->width});
     const mha_transformer_input input = {
         .struct_size = sizeof input, .tokens = &tokens, .stream = &stream};
     return mha_transformer_forward(context, encoder->transformer, &input, NULL, rows, probabilities,
@@ -167,14 +168,14 @@ mha_status mha_model_hear(mha_context *context, const mha_model *encoder,
                           const mha_tensor *features, const mha_tensor *rows,
                           const mha_tensor *probabilities)
 {
-    const mhai_ears *ears;
+    const mhai_audio_stem *stem;
     MHA_NEED("mha_model_hear", context, encoder, features, rows);
-    MHA_TRY(ears_of(encoder, &ears));
+    MHA_TRY(stem_of(encoder, &stem));
     if (features->dtype != MHA_F32 || features->ndim != 2 || !features->data ||
-        features->shape[0] != ears->bins || features->shape[1] != 2 * ears->rows ||
+        features->shape[0] != stem->bins || features->shape[1] != 2 * stem->rows ||
         features->stride[1] != 1 || features->stride[0] != features->shape[1])
         return mha_fail(MHA_ERR_SHAPE, "features: expected contiguous f32 [%lld,%lld]",
-                        (long long)ears->bins, (long long)(2 * ears->rows));
+                        (long long)stem->bins, (long long)(2 * stem->rows));
     const mha_scratch_mark mark = mha_scratch_top(context);
     return mha_scratch_end(context, mark,
                            hear(context, encoder, features->data, rows, probabilities));
