@@ -52,7 +52,7 @@ enum {
     MHA_MODEL_ARRAY = 1 << 1,
     MHA_MODEL_UNDIVIDED =
         1 << 2, /* with a transport: every rank has all layers and makes its own calls */
-    MHA_MODEL_IMAGES = 1 << 3 /* of a model of texts and images (CLIP), load the tower of images */
+    MHA_MODEL_IMAGES = 1 << 3 /* of a model of texts and images (CLIP), load the image tower */
 };
 
 typedef struct mha_model_options {
@@ -119,8 +119,8 @@ typedef struct mha_model_info {
     int64_t vocab_size;        /* ids are 0 .. vocab_size - 1 */
     int64_t type_vocab_size;   /* segments are 0 .. type_vocab_size - 1 */
     int64_t parameters;        /* of the encoder, without pooler and classifier */
-    /* Of a model that reads images: patches of an image, pixels of a patch's edge, and the tokens
-     * before the patches (CLS and registers). 0: it reads texts */
+    /* Of a vision model: rows and columns of patches, a patch's edge in pixels, and the number of
+     * tokens before the patches (CLS and registers). 0: a text model */
     int64_t patch_rows, patch_cols, patch_size, patch_first;
 } mha_model_info;
 
@@ -226,7 +226,7 @@ typedef struct mha_batch {
     const int32_t *ids;      /* [B,T]; padding must also be ids of the vocabulary, e.g. [PAD] */
     const int32_t *type_ids; /* [B,T] segments; NULL: all 0 */
     const int64_t *lengths;  /* [B], 0 .. T, tokens that are not padding; NULL: T for all */
-    /* [B,T,3 P P] of a model that reads images, P its patch_size: the numbers of each token's patch, in
+    /* [B,T,3 P P] of a vision model, P its patch_size: the normalised pixels of each token's patch, in
      * the order channel, row, column; 0 for CLS and registers. ids are 0 for patches, and 1, 2, ... for
      * the tokens before them */
     const float *features;

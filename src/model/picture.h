@@ -39,8 +39,8 @@ typedef struct mhai_picture {
  * cols. Errors MHA_ERR_MODEL, MHA_ERR_UNSUPPORTED (a step; a size that the model rejects). */
 MHA_NODISCARD mha_status mhai_picture_read(const char *folder, mhai_picture *picture);
 
-/* Resize, crop and normalise an image: [3] numbers of each pixel in *numbers, [rows patch, cols patch,
- * 3], and its pixels before they are normalised in *seen. The caller frees both, even after an error. */
+/* Resize, crop and normalise an image: *numbers is [rows patch, cols patch, 3], *seen the image before
+ * normalisation. The caller frees both, even after an error. */
 MHA_NODISCARD mha_status mhai_picture_process(const mhai_picture *picture, const mha_image *image,
                                               float **numbers, mha_image *seen);
 
