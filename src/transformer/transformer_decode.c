@@ -680,10 +680,9 @@ static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tens
 {
     mhai_step step;
     if (status == MHA_OK) status = prepare_step(context, d, rows, &step);
-    const bool prepared = status == MHA_OK;
     status = mhai_transformer_step(context, d->transformer, d->activations, tokens, &step, output,
                                    status);
-    for (int64_t b = 0; b < d->desc.batch && prepared; b++)
+    for (int64_t b = 0; b < d->desc.batch; b++)
         if (status == MHA_OK) {
             if (d->history) remember(d, tokens, &step, b);
             d->lengths[b] += step.counts[b];

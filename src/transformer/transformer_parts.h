@@ -471,8 +471,8 @@ MHA_NODISCARD mha_status mhai_states_make(mha_context *context, const mha_transf
                                           const mha_decoder_desc *desc, mhai_states *s);
 void mhai_states_free(mhai_states *s);
 
-/* Before a step of `count` tokens: allocate the copies that the step fills. After an error those
- * beyond `length` do not exist. */
+/* Before a step of `count` tokens: allocate the copies that the step fills. If the step fails, discard
+ * those beyond `length`. */
 MHA_NODISCARD mha_status mhai_states_prepare(mha_context *context, mhai_states *s, int64_t b,
                                              int64_t length, int64_t count);
 /* Copy the states of sequence b, which has `length` tokens. */
