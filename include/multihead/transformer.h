@@ -344,14 +344,15 @@ typedef struct mha_transformer_desc {
      * x = W_p norm(embedding) + b (ALBERT); b exists with MHA_TRANSFORMER_BIAS. Not with
      * MHA_TRANSFORMER_TIED and sinusoidal positions */
     int64_t token_dim;
-    /* The width of the features that tokens bring, such as the pixels of a patch (ViT): W_features
-     * times a token's row of mha_transformer_input.features is added to its embedding, and the sum
-     * is rounded once. 0: none */
+    /* Width of the features of each token, such as the pixels of a patch (ViT): W_features times a
+     * token's row of mha_transformer_input.features is added to its embedding, and the sum is
+     * rounded once. 0: none */
     int64_t feature_dim;
-    /* With MHA_ENCODING_ROTARY, rotations by the places of patches (DINOv3). The first grid_first tokens
-     * do not turn; the others lie in rows of grid_cols. With R rotated elements, pair i < R / 4 turns by
-     * 2 pi y f_i and pair R / 4 + i by 2 pi x f_i, f_i = rope_base^(-4 i / R), y = (2 r + 1) / grid_rows -
-     * 1 in row r, x likewise in its column. Together they are max_length tokens. 0: turns by position */
+    /* With MHA_ENCODING_ROTARY, rotations by the row and column of a patch (DINOv3). The first grid_first
+     * tokens are not rotated; the others fill grid_rows rows of grid_cols. With R rotated elements, the angle
+     * of pair i < R / 4 is 2 pi y f_i, that of pair R / 4 + i is 2 pi x f_i, f_i = rope_base^(-4 i / R),
+     * y = (2 r + 1) / grid_rows - 1 in row r, x likewise in its column. max_length is grid_first +
+     * grid_rows grid_cols. 0: rotations by position */
     int64_t grid_rows, grid_cols, grid_first;
 } mha_transformer_desc;
 

@@ -171,8 +171,8 @@ static mha_status check_grid(const mha_transformer_desc *d)
         return MHA_OK;
     return mha_fail(
         MHA_ERR_ARGUMENT,
-        "mha_transformer_desc: grid_rows %lld, grid_cols %lld and grid_first %lld: only "
-        "with rotary positions and as many tokens as max_length %lld",
+        "mha_transformer_desc: grid_rows is %lld, grid_cols %lld, grid_first %lld: expected rotary "
+        "positions, and grid_first + grid_rows grid_cols equal to max_length, %lld",
         (long long)d->grid_rows, (long long)d->grid_cols, (long long)d->grid_first,
         (long long)d->max_length);
 }

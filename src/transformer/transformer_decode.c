@@ -114,9 +114,9 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
     MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own,
                              offsetof(mha_decoder_desc, cache_type), desc));
     if (t->desc.feature_dim > 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: this transformer reads features "
-                                             "(mha_transformer_input.features), tokens alone are "
-                                             "too little");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: this transformer needs features "
+                                             "(mha_transformer_input.features); a decoder takes "
+                                             "only tokens");
     MHA_TRY(mhai_check_flags("mha_decoder_desc", own->flags,
                              MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING | MHA_DECODER_LATENT));
     MHA_TRY(

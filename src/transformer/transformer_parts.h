@@ -97,7 +97,7 @@ struct mha_transformer {
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
     mhai_place_linear project;   /* of embeddings of another width; outputs 0: none */
-    mhai_place_linear features;  /* outputs 0: tokens bring none */
+    mhai_place_linear features;  /* outputs 0: tokens have none */
     mhai_place_linear output;    /* if tied, weight is the token embedding */
     int64_t *head_lists;         /* [2][L] the target of desc.layer_heads and layer_kv_heads, or
                                     NULL */
