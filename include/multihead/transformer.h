@@ -567,7 +567,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *
  *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E], or one row more (padding)
  *   embed_types.weight [type_count,E]         embed_features.weight [token_dim,feature_dim]
- *   embed_norm.weight .bias
+ *   embed_norm.weight .bias                   embed_proj.weight [E,token_dim] .bias, if token_dim is
+ *                                             not E; rows of the tables above are then token_dim wide
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
  *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc; [H D] and
@@ -581,6 +582,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.delta_net.q_proj.weight          k_proj v_proj g_proj b_proj a_proj o_proj, in place of
  *   layers.N.delta_net.conv.weight [C,K]      self_attn in a gated delta net; C: q, k and v
  *   layers.N.delta_net.A_log [H] dt_bias [H]  o_norm.weight [value_dim]
+ *   layers.N.delta_net.g_a_proj.weight        f_a_proj g_b_proj f_b_proj, in place of g_proj a_proj, and
+ *                                             dt_bias [H key_dim], in Kimi delta attention
  *   layers.N.state_space.v_proj.weight        k_proj q_proj g_proj a_proj o_proj, likewise in a state
  *   layers.N.state_space.conv.weight [C,K]    space; conv.bias [C]; C: v, k and q
  *   layers.N.state_space.A_log [H]            dt_bias [H] D [H] o_norm.weight [H value_dim]
@@ -1009,7 +1012,7 @@ enum {
      * rotary positions and window + sink_keys <= max_length. Steps of any size give the same bits;
      * a step beyond the window attends token by token. Does not support forks. */
     MHA_DECODER_STREAMING = 1 << 1,
-    /* Layers with latent attention cache c and the rotated p of a token: latent_dim + shared_dim
+    /* Layers with latent attention cache rms_norm(c) and the rotated p of a token: latent_dim + shared_dim
      * numbers instead of num_heads (head_dim + value_dim). A step expands those of all earlier tokens
      * again, with latent_dim num_heads (head_dim - shared_dim + value_dim) multiply-adds for each.
      * Results are bit-identical. Scratch holds the keys and values of one sequence in a layer. Not with

@@ -84,7 +84,7 @@ mha_status mhai_latent_project(const mhai_call *c, int64_t layer)
 
 /* ---- a decoder's step ------------------------------------------------------------------------ */
 
-/* A row of the cache: c, and p as it was rotated with the keys. */
+/* A row of the cache: rms_norm(c), and p as it was rotated with the keys. */
 static mha_status append_rows(const mhai_call *c, int64_t layer, const mhai_attend *x)
 {
     const mha_layer_desc *l = &c->t->desc.layers[layer];

@@ -442,7 +442,7 @@ void mhai_transformer_patch(const mha_activations *a, const mha_transformer_inpu
 
 /* A layer's state for a sequence, and the number of tokens that its convolution has processed. */
 typedef struct mhai_delta_state {
-    mha_recurrent_state *state; /* of a gated delta net; otherwise NULL */
+    mha_recurrent_state *state; /* NULL: of a short convolution, or none */
     float *inputs;              /* [K-1, channels]; NULL: the layer has no state */
     int64_t floats, length;
 } mhai_delta_state;
