@@ -1043,8 +1043,8 @@ typedef struct mha_decoder_desc {
     uint32_t reserved3;       /* 0 */
     /* Layers with states (mha_layer_desc.mixer) cannot be truncated like keys and values. The decoder
      * copies the states of a sequence whenever its length becomes a multiple of state_interval, and in
-     * mha_decoder_keep(). Truncation to the length of a copy restores it: a sequence that goes back
-     * repeats fewer than state_interval tokens. Results are bit-identical. A sequence keeps its last
+     * mha_decoder_keep(). Truncation to the length of a copy restores it. To return to any length, a
+     * sequence repeats fewer than state_interval tokens. Results are bit-identical. A sequence keeps its last
      * state_copies copies; 0: capacity / state_interval, or none. Without such layers both are ignored */
     int64_t state_interval; /* 0: only mha_decoder_keep() copies */
     int64_t state_copies;

@@ -264,7 +264,7 @@ static mhai_place_norm add_norm(layout *l, const char *prefix)
     return add_wide_norm(l, prefix, l->t->desc.embed_dim);
 }
 
-/* Whether attention reads the stream itself, but the feed-forward layer a norm. */
+/* Whether a layer has a norm before its feed-forward layer but none before its attention. */
 static bool is_bare(const mha_transformer_desc *d, int64_t layer)
 {
     return d->layers && d->layers[layer].flags & MHA_LAYER_NO_ATTENTION_NORM;

@@ -34,7 +34,7 @@ static mha_status project_queries(const mhai_call *c, const mhai_place_attention
                                 mix.width, q);
 }
 
-/* Keys of rows: what all heads share, and beside it what W_kb expands. */
+/* Keys of rows: the elements that all heads share, followed by those that W_kb expands. */
 typedef struct key_job {
     const float *shared,
         *own;  /* [rows,s] and [rows,H (D - s)]; rows of shared are `stride` apart */

@@ -212,7 +212,7 @@ static mha_status check_latent(const mha_transformer_desc *d, int64_t layer, mha
     if (rotates && (l->rotary_dim > l->shared_dim || l->rotary_dim == 0))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: rotary_dim is %lld, expected 2..%lld (shared_dim): latent "
-                        "attention rotates what all heads share; or set MHA_LAYER_NO_ROPE",
+                        "attention rotates only shared elements; or set MHA_LAYER_NO_ROPE",
                         (long long)l->rotary_dim, (long long)l->shared_dim);
     if (l->head_norm_epsilon > 0 && !isinf(l->head_norm_epsilon)) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT,
