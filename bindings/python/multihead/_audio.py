@@ -1,4 +1,4 @@
-"""Audio for models that hear (Whisper): wav files, log-mel features and the rows of an encoder."""
+"""Audio for Whisper: wav files, log-mel features and the rows of an encoder."""
 from __future__ import annotations
 
 import ctypes as C
@@ -42,7 +42,7 @@ def log_mel(samples: Any, *, bins: int = 80, frames: int = 3000, context: Contex
 
 
 def hearing_of(model: Model) -> _abi.Struct | None:
-    """What an encoder hears; None: it reads tokens."""
+    """The sizes of an encoder of audio; None: the model reads tokens."""
     found = _abi.Hearing()
     status = model_library().mha_model_hearing(model._handle, C.byref(found))
     return found if status == 0 else None
