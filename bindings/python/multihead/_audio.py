@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ._model import Model
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-RATE = 16000
 
 
 def read_audio(path: str | os.PathLike[str]) -> Floats:
