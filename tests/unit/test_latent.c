@@ -3,6 +3,7 @@
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
+#include "support/small_model.h"
 #include "support/suite.h"
 
 #include <multihead/transformer.h>
@@ -48,20 +49,7 @@ static mha_transformer_desc describe(const mha_layer_desc *of)
 static mha_transformer *make(mha_context *context)
 {
     const mha_transformer_desc d = describe(layers);
-    mha_transformer *t = NULL;
-    rng r = rng_make(5, 0);
-    expect_ok(mha_transformer_create(context, &d, &t));
-    float *data = mha_transformer_data(t);
-    for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = 0.4f * rng_normal(&r);
-    expect_ok(mha_transformer_update(context, t));
-    return t;
-}
-
-static mha_tensor draw(int32_t *ids)
-{
-    rng r = rng_make(6, 0);
-    for (int i = 0; i < B * T; i++) ids[i] = (int32_t)rng_between(&r, 0, V - 1);
-    return mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, T});
+    return normal_transformer(context, rng_make(5, 0), 0.4f, &d);
 }
 
 static mha_tensor floats(float *data, int64_t n, int64_t width)
@@ -188,7 +176,7 @@ static void heads_are_plain_loops(void)
     mha_transformer *t = make(context);
     mha_activations *a = NULL;
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
-    const mha_tensor tokens = draw(ids), all = floats(logits, T, V);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), all = floats(logits, T, V);
     input.tokens = &tokens;
     expect_ok(mha_activations_create(context, t, B * T, 0, &a));
     expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
@@ -240,7 +228,7 @@ static void steps_forks_and_rollbacks_change_no_bit(void)
     static float whole[B * T * V], part[B * T * V];
     static int32_t ids[B * T];
     mha_transformer *t = make(one);
-    const mha_tensor tokens = draw(ids);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V);
     forward(one, t, &tokens, whole);
     for (int k = 0; k < 4; k++) {
         kinds[k].flags = k < 2 ? 0 : MHA_DECODER_LATENT;
@@ -269,7 +257,7 @@ static void steps_forks_and_rollbacks_change_no_bit(void)
             expect_ok(mha_decoder_truncate(decoder, back));
             at = back - n;
         }
-        draw(ids);
+        fixed_tokens(ids, B, T, V);
         mha_decoder_destroy(decoder);
     }
     mha_transformer_destroy(t);
@@ -283,7 +271,8 @@ static void gradients_are_slopes_for_any_threads(void)
     static int32_t ids[B * T];
     mha_context *contexts[] = {context_with(1), context_with(3)};
     mha_transformer *t = make(contexts[0]);
-    const mha_tensor tokens = draw(ids), all = floats(logits, T, V), dlogits = floats(part, T, V);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), all = floats(logits, T, V),
+                     dlogits = floats(part, T, V);
     rng r = rng_make(8, 0);
     assert_true(mha_transformer_size(t) <= ROOM);
     for (int i = 0; i < B * T * V; i++) part[i] = rng_normal(&r);
