@@ -14,7 +14,7 @@ import struct
 
 import pytest
 import transformers
-from tokenizers import (AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors,
+from tokenizers import (AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers,
                         trainers)
 
 from shared import DEEP, LONG, SEED, amount
