@@ -4,11 +4,13 @@ pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.12)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc>=2.6)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8>=10.30)
 set(image_libraries)
+set(image_definitions)
 foreach(format PNG JPEG) # optional: reading images
   string(TOLOWER lib${format} module)
   pkg_check_modules(${format} IMPORTED_TARGET ${module})
   if(${format}_FOUND AND NOT EMSCRIPTEN)
     list(APPEND image_libraries PkgConfig::${format})
+    list(APPEND image_definitions MHAI_HAVE_${format})
   endif()
 endforeach()
 file(GLOB model_sources CONFIGURE_DEPENDS image/*.c io/*.c tokenizer/*.c model/*.c model/arch/*.c study/*.c)
@@ -18,12 +20,7 @@ endif()
 mha_library(multihead_model SOURCES ${model_sources}
   PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES PkgConfig::JANSSON PkgConfig::UTF8PROC PkgConfig::PCRE2
     ${image_libraries})
-if(PNG_FOUND AND NOT EMSCRIPTEN)
-  target_compile_definitions(multihead_model_objects PRIVATE MHAI_HAVE_PNG)
-endif()
-if(JPEG_FOUND AND NOT EMSCRIPTEN)
-  target_compile_definitions(multihead_model_objects PRIVATE MHAI_HAVE_JPEG)
-endif()
+target_compile_definitions(multihead_model_objects PRIVATE ${image_definitions})
 
 # One body for each instruction set, without fused multiply-adds.
 if(EMSCRIPTEN)

@@ -39,7 +39,7 @@ ALLOWED = {
                          "backward", "cache", "position", "recurrent", "transport", "base",
                          "component"}),
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),
-    "src/image": ({"image"}, {"image", "io", "base", "component"}),
+    "src/image": ({"image", "io"}, {"image", "io", "base", "component"}),
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
     "src/render": ({"render"}, RENDER | {"base", "component", "json", "sink"}),

@@ -218,19 +218,17 @@ static cli_exit read_recording(const char *path, mha_audio **audio)
 }
 
 /* Encode a recording. */
-static cli_exit hear(run *r, const mha_model *encoder, mha_audio *audio)
+static cli_exit hear(run *r, const mha_model *encoder, const mha_hearing *hearing, mha_audio *audio)
 {
-    mha_hearing hearing = {.struct_size = sizeof hearing};
     mha_model_info info = {.struct_size = sizeof info};
     float *mel, *rows;
-    CLI_TRY(cli_check(mha_model_hearing(encoder, &hearing)));
     CLI_TRY(cli_check(mha_model_describe(encoder, &info)));
-    CLI_TRY(ARENA_ALLOC(hearing.bins * hearing.frames, &mel));
-    CLI_TRY(ARENA_ALLOC(hearing.rows * info.hidden_size, &rows));
+    CLI_TRY(ARENA_ALLOC(hearing->bins * hearing->frames, &mel));
+    CLI_TRY(ARENA_ALLOC(hearing->rows * info.hidden_size, &rows));
     const mha_tensor features =
-        mha_tensor_contiguous(mel, MHA_F32, 2, (int64_t[]){hearing.bins, hearing.frames});
+        mha_tensor_contiguous(mel, MHA_F32, 2, (int64_t[]){hearing->bins, hearing->frames});
     r->rows =
-        mha_tensor_contiguous(rows, MHA_F32, 3, (int64_t[]){1, hearing.rows, info.hidden_size});
+        mha_tensor_contiguous(rows, MHA_F32, 3, (int64_t[]){1, hearing->rows, info.hidden_size});
     CLI_TRY(cli_check(mha_log_mel(r->context, audio->samples, audio->count, &features)));
     CLI_TRY(cli_check(mha_model_hear(r->context, encoder, &features, &r->rows, NULL)));
     arena_drop(audio);
@@ -247,7 +245,7 @@ static cli_exit read_text(run *r, const char *text, mha_audio *audio)
                         hears ? "%s reads audio: give --audio FILE.wav"
                               : "--audio: %s reads text; omit it",
                         r->folder);
-    if (hears) CLI_TRY(hear(r, encoder, audio));
+    if (hears) CLI_TRY(hear(r, encoder, &hearing, audio));
     CLI_TRY(encoder && !hears ? read_source(r, encoder, text)
                               : read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
     if (hears && r->count == 0) add_starts(r);
@@ -280,6 +278,15 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
     return CLI_OK;
 }
 
+/* Describe the model. Returns whether it predicts the next token, given a source if it has an
+ * encoder. */
+static bool predicts(run *r)
+{
+    mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
+    if (mha_model_encoder(r->model)) r->desc.flags &= ~(uint32_t)MHA_TRANSFORMER_CROSS;
+    return mha_transformer_predicts(&r->desc);
+}
+
 /* Without a tokenizer, input and output are token ids. */
 static cli_exit load_model(run *r, const generate_options *options, const char *folder)
 {
@@ -295,10 +302,8 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
     how.flags = MHA_MODEL_NO_TOKENIZER;
     bool fine = mha_model_load(r->context, folder, &how, &r->model) == MHA_OK;
-    if (fine) mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
-    if (fine && mha_model_encoder(r->model)) r->desc.flags &= ~(uint32_t)MHA_TRANSFORMER_CROSS;
+    fine = fine && predicts(r);
     mha_model_destroy(r->model);
-    fine = fine && mha_transformer_predicts(&r->desc);
     return cli_fail(status == MHA_ERR_FILE ? CLI_NO_INPUT : CLI_UNSUPPORTED, "%s%s", detail,
                     fine ? "; with --ids no tokenizer is needed" : "");
 }
@@ -309,9 +314,7 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     CLI_TRY(context_make(MHA_ISA_AUTO, options->threads, &r->context));
     CLI_TRY(load_model(r, options, folder));
     r->vocabulary = mha_model_vocabulary(r->model);
-    mha_transformer_describe(mha_model_transformer(r->model), &r->desc);
-    if (mha_model_encoder(r->model)) r->desc.flags &= ~(uint32_t)MHA_TRANSFORMER_CROSS;
-    if (!mha_transformer_predicts(&r->desc))
+    if (!predicts(r))
         return cli_fail(CLI_UNSUPPORTED,
                         "%s: the model does not predict the next token (an encoder, or saved "
                         "without its output layer); give a causal one",

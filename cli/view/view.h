@@ -76,6 +76,9 @@ cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_
 /* Read the maps of --attention, with labels from --tokens. */
 cli_exit view_array_maps(const view_options *options, mha_maps *maps);
 
+/* The options of view_show(), also for an image. */
+cli_exit view_show_options(const view_options *options, mha_show_options *how);
+
 /* Make the figure and report of maps, in the arena. remark is added to the footnote; NULL: none. */
 cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
                    mha_show **show);

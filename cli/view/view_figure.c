@@ -41,26 +41,32 @@ void view_warn_of_idle_names(const view_options *options, const mha_maps *maps)
 
 ARENA_RELEASE(forget, mha_show_free)
 
+cli_exit view_show_options(const view_options *options, mha_show_options *how)
+{
+    *how = (mha_show_options){.struct_size = sizeof *how,
+                              .flags = (options->paper == PAPER_DARK ? MHA_SHOW_DARK : 0) |
+                                       (options->renormalise ? MHA_SHOW_RENORMALISE : 0) |
+                                       (options->scale > 0 ? MHA_SHOW_SCALE : 0) |
+                                       (options->first_panel >= 0 ? MHA_SHOW_FIRST_PANEL : 0) |
+                                       (options->first_cell ? MHA_SHOW_FIRST_CELL : 0),
+                              .cmap = (mha_cmap)options->cmap,
+                              .scale = (mha_scale)(options->scale > 0 ? options->scale - 1 : 0),
+                              .values = (mha_values)options->values,
+                              .hide = options->hide.items,
+                              .hide_count = options->hide.count,
+                              .first_panel = options->first_panel,
+                              .first_row = options->first_row,
+                              .first_col = options->first_col,
+                              .cards = options->cards};
+    return view_check_range(options, &how->range, &how->lo, &how->hi);
+}
+
 cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
                    mha_show **show)
 {
-    mha_show_options how = {.struct_size = sizeof how,
-                            .flags = (options->paper == PAPER_DARK ? MHA_SHOW_DARK : 0) |
-                                     (options->renormalise ? MHA_SHOW_RENORMALISE : 0) |
-                                     (options->scale > 0 ? MHA_SHOW_SCALE : 0) |
-                                     (options->first_panel >= 0 ? MHA_SHOW_FIRST_PANEL : 0) |
-                                     (options->first_cell ? MHA_SHOW_FIRST_CELL : 0),
-                            .cmap = (mha_cmap)options->cmap,
-                            .scale = (mha_scale)(options->scale > 0 ? options->scale - 1 : 0),
-                            .values = (mha_values)options->values,
-                            .hide = options->hide.items,
-                            .hide_count = options->hide.count,
-                            .first_panel = options->first_panel,
-                            .first_row = options->first_row,
-                            .first_col = options->first_col,
-                            .remark = remark,
-                            .cards = options->cards};
-    CLI_TRY(view_check_range(options, &how.range, &how.lo, &how.hi));
+    mha_show_options how;
+    CLI_TRY(view_show_options(options, &how));
+    how.remark = remark;
     CLI_TRY(ARENA_ALLOC(1, show));
     CLI_TRY(cli_check(mha_show_make(maps, &how, *show)));
     return arena_keep(*show, forget);

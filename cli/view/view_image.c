@@ -76,15 +76,9 @@ static cli_exit print_heads(const view_options *options, const mha_maps *maps,
 static cli_exit make_show(const view_options *options, const text_model *model,
                           const mha_maps *maps, int64_t query, mha_picture_show **show)
 {
-    const bool mean = options->query && !strcmp(options->query, "mean");
-    mha_show_options how = {.struct_size = sizeof how,
-                            .flags = (options->paper == PAPER_DARK ? MHA_SHOW_DARK : 0) |
-                                     (options->scale > 0 ? MHA_SHOW_SCALE : 0) |
-                                     (mean ? MHA_SHOW_MEAN : 0),
-                            .cmap = (mha_cmap)options->cmap,
-                            .scale = (mha_scale)(options->scale > 0 ? options->scale - 1 : 0),
-                            .values = (mha_values)options->values};
-    CLI_TRY(view_check_range(options, &how.range, &how.lo, &how.hi));
+    mha_show_options how;
+    CLI_TRY(view_show_options(options, &how));
+    if (options->query && !strcmp(options->query, "mean")) how.flags |= MHA_SHOW_MEAN;
     CLI_TRY(ARENA_ALLOC(1, show));
     CLI_TRY(cli_check(mha_picture_show_make(model->context, maps, &how, query, *show)));
     return arena_keep(*show, free_show);

@@ -59,8 +59,8 @@ typedef struct mha_generation_desc {
      * empty if it has mha_model_start_tokens(); else NULL */
     const int32_t *source;
     int64_t source_count;
-    const mha_tensor
-        *memory; /* [1,S,E] the encoder's rows, in place of source (audio.h); NULL: none */
+    /* [1,S,E] the encoder's rows, in place of source (audio.h); NULL: none */
+    const mha_tensor *memory;
 } mha_generation_desc;
 
 typedef enum mha_generation_state {
@@ -93,8 +93,8 @@ typedef struct mha_generation_step {
  *          copied.
  * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (no logits, or not causal); MHA_ERR_ARGUMENT (no
  *          prompt, a negative number, stops without a tokenizer, batch, capacity or max_step of the
- *          cache; a source without an encoder, or none with one); MHA_ERR_SIZE (the prompt exceeds the model's positions); as mha_sample_token(),
- *          mha_decoder_create() and mha_decoder_step().
+ *          cache; a source without an encoder, or none with one); MHA_ERR_SIZE (the prompt exceeds the
+ *          model's positions); as mha_sample_token(), mha_decoder_create() and mha_decoder_step().
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_generation_create(mha_context *context, mha_model *model,

@@ -228,8 +228,8 @@ typedef struct mha_recurrent_gradients {
  *          output byte is written.
  * Threads  one call at a time per context. Heads are divided among the threads; bits do not depend
  *          on the number of threads.
- * Accuracy f32 products, decays in double (docs/numerics.md 16). All terms of the gradient of log_decay
- *          contain the decay, and it is 0 where the decay is 0.
+ * Accuracy f32 products, decays in double (docs/numerics.md 16). Every term of the gradient of log_decay
+ *          has the decay as a factor; it is 0 where the decay is 0.
  * Cost     about 20 D Dv + 320 (D + Dv) floating-point operations per token and head.
  * Since    0.1
  */

@@ -124,9 +124,9 @@ MHA_API MHA_NODISCARD mha_status mha_show_desk(const mha_desk *desk, const mha_m
 /* Maps over an image. */
 typedef struct mha_picture_show {
     mha_figure figure; /* the weights of one query on patches, over the image, for each head */
-    mha_picture_page
-        page; /* all queries, with the measures of grid.h and, if all heads have maps, the
-                              rollout (mha_rollout_step()) up to each layer */
+    /* All queries, with the measures of grid.h and, if all heads have maps, the rollout
+     * (mha_rollout_step()) up to each layer. */
+    mha_picture_page page;
     mha_room memory;
 } mha_picture_show;
 

@@ -344,14 +344,15 @@ typedef struct mha_transformer_desc {
      * x = W_p norm(embedding) + b (ALBERT); b exists with MHA_TRANSFORMER_BIAS. Not with
      * MHA_TRANSFORMER_TIED and sinusoidal positions */
     int64_t token_dim;
-    /* The width of the features that tokens bring, such as the pixels of a patch (ViT): W_features
-     * times a token's row of mha_transformer_input.features is added to its embedding, and the sum
-     * is rounded once. 0: none */
+    /* Width of the features of each token, such as the pixels of a patch (ViT): W_features times a
+     * token's row of mha_transformer_input.features is added to its embedding, and the sum is
+     * rounded once. 0: none */
     int64_t feature_dim;
-    /* With MHA_ENCODING_ROTARY, rotations by the places of patches (DINOv3). The first grid_first tokens
-     * do not turn; the others lie in rows of grid_cols. With R rotated elements, pair i < R / 4 turns by
-     * 2 pi y f_i and pair R / 4 + i by 2 pi x f_i, f_i = rope_base^(-4 i / R), y = (2 r + 1) / grid_rows -
-     * 1 in row r, x likewise in its column. Together they are max_length tokens. 0: turns by position */
+    /* With MHA_ENCODING_ROTARY, rotations by the row and column of a patch (DINOv3). The first grid_first
+     * tokens are not rotated; the others fill grid_rows rows of grid_cols. With R rotated elements, the angle
+     * of pair i < R / 4 is 2 pi y f_i, that of pair R / 4 + i is 2 pi x f_i, f_i = rope_base^(-4 i / R),
+     * y = (2 r + 1) / grid_rows - 1 in row r, x likewise in its column. max_length is grid_first +
+     * grid_rows grid_cols. 0: rotations by position */
     int64_t grid_rows, grid_cols, grid_first;
 } mha_transformer_desc;
 
@@ -566,7 +567,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *
  *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E], or one row more (padding)
  *   embed_types.weight [type_count,E]         embed_features.weight [token_dim,feature_dim]
- *   embed_norm.weight .bias
+ *   embed_norm.weight .bias                   embed_proj.weight [E,token_dim] .bias, if token_dim is
+ *                                             not E; rows of the tables above are then token_dim wide
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
  *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc; [H D] and
@@ -580,6 +582,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.delta_net.q_proj.weight          k_proj v_proj g_proj b_proj a_proj o_proj, in place of
  *   layers.N.delta_net.conv.weight [C,K]      self_attn in a gated delta net; C: q, k and v
  *   layers.N.delta_net.A_log [H] dt_bias [H]  o_norm.weight [value_dim]
+ *   layers.N.delta_net.g_a_proj.weight        f_a_proj g_b_proj f_b_proj, in place of g_proj a_proj, and
+ *                                             dt_bias [H key_dim], in Kimi delta attention
  *   layers.N.state_space.v_proj.weight        k_proj q_proj g_proj a_proj o_proj, likewise in a state
  *   layers.N.state_space.conv.weight [C,K]    space; conv.bias [C]; C: v, k and q
  *   layers.N.state_space.A_log [H]            dt_bias [H] D [H] o_norm.weight [H value_dim]
@@ -1008,7 +1012,7 @@ enum {
      * rotary positions and window + sink_keys <= max_length. Steps of any size give the same bits;
      * a step beyond the window attends token by token. Does not support forks. */
     MHA_DECODER_STREAMING = 1 << 1,
-    /* Layers with latent attention cache c and the rotated p of a token: latent_dim + shared_dim
+    /* Layers with latent attention cache rms_norm(c) and the rotated p of a token: latent_dim + shared_dim
      * numbers instead of num_heads (head_dim + value_dim). A step expands those of all earlier tokens
      * again, with latent_dim num_heads (head_dim - shared_dim + value_dim) multiply-adds for each.
      * Results are bit-identical. Scratch holds the keys and values of one sequence in a layer. Not with
@@ -1039,8 +1043,8 @@ typedef struct mha_decoder_desc {
     uint32_t reserved3;       /* 0 */
     /* Layers with states (mha_layer_desc.mixer) cannot be truncated like keys and values. The decoder
      * copies the states of a sequence whenever its length becomes a multiple of state_interval, and in
-     * mha_decoder_keep(). Truncation to the length of a copy restores it: a sequence that goes back
-     * repeats fewer than state_interval tokens. Results are bit-identical. A sequence keeps its last
+     * mha_decoder_keep(). Truncation to the length of a copy restores it. To return to any length, a
+     * sequence repeats fewer than state_interval tokens. Results are bit-identical. A sequence keeps its last
      * state_copies copies; 0: capacity / state_interval, or none. Without such layers both are ignored */
     int64_t state_interval; /* 0: only mha_decoder_keep() copies */
     int64_t state_copies;

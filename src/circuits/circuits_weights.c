@@ -76,7 +76,7 @@ static mha_status take_heads(mha_context *context, int64_t rows, int64_t columns
     return MHA_OK;
 }
 
-/* Each head's keys begin with what all heads share, the last rows of W_kva. */
+/* Each head's keys begin with the elements that all heads share, the last rows of W_kva. */
 static void share_rows(const mhai_weight *down, int64_t heads, int64_t D, int64_t s, float *to)
 {
     const int64_t E = down->columns;

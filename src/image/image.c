@@ -1,6 +1,8 @@
 /* Image files: recognise the format, and bound the memory before anything is allocated. */
 #include "image/image.h"
 
+#include "io/file.h"
+
 #include <multihead/component.h>
 #include <multihead/io.h>
 
@@ -48,12 +50,10 @@ mha_status mha_image_read(const void *bytes, size_t size, mha_image *image)
 mha_status mha_image_load(const char *path, mha_image *image)
 {
     MHA_NEED("mha_image_load", path, image);
-    char *bytes, detail[400];
+    char *bytes;
     size_t size;
     MHA_TRY(mha_file_read(path, (size_t)MHA_IMAGE_MOST_BYTES, &bytes, &size));
     mha_status status = mha_image_read(bytes, size, image);
     mha_file_free(bytes);
-    if (status == MHA_OK) return MHA_OK;
-    mha_format(detail, sizeof detail, "%s", mha_error_detail());
-    return mha_fail(status, "%s: %s", path, detail);
+    return status == MHA_OK ? MHA_OK : mhai_path_fail(status, path, "%s", mha_error_detail());
 }

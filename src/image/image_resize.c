@@ -5,7 +5,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Weights are integers of 2^-22: a sum of 8-bit pixels with weights of sum 1 then has 30 bits, and
  * 2 remain for weights beyond 1 and for the sign. */
@@ -119,13 +118,15 @@ static layout along_columns(int64_t width)
     return (layout){width, 3 * width, 3, 3 * width, 3};
 }
 
+/* Resize one axis; the other keeps its size. */
 static mha_status pass_bytes(const mha_image *from, int64_t width, int64_t height, bool cubic,
                              mha_image *to)
 {
     const bool rows = width != from->width;
     axis x = {0};
     int32_t *weights = NULL;
-    mha_status status = mhai_image_make(width, height, to);
+    mha_image made = {0};
+    mha_status status = mhai_image_make(width, height, &made);
     if (status == MHA_OK)
         status = make_axis(rows ? from->width : from->height, rows ? width : height, cubic, &x);
     if (status == MHA_OK) {
@@ -135,7 +136,11 @@ static mha_status pass_bytes(const mha_image *from, int64_t width, int64_t heigh
     if (status == MHA_OK) {
         round_weights(&x, weights);
         run_bytes(&x, weights, from->pixels,
-                  rows ? along_rows(height, from->width, width) : along_columns(width), to->pixels);
+                  rows ? along_rows(height, from->width, width) : along_columns(width),
+                  made.pixels);
+        *to = made;
+    } else {
+        free(made.pixels);
     }
     free(weights);
     free_axis(&x);
@@ -145,21 +150,12 @@ static mha_status pass_bytes(const mha_image *from, int64_t width, int64_t heigh
 mha_status mhai_image_resize(const mha_image *from, int64_t width, int64_t height, bool cubic,
                              mha_image *to)
 {
-    mha_image wide = {0}, tall = {0};
-    const mha_image *last = from;
-    mha_status status = MHA_OK;
-    if (width != from->width) {
-        status = pass_bytes(from, width, from->height, cubic, &wide);
-        last = &wide;
-    }
-    if (status == MHA_OK && height != from->height) {
-        status = pass_bytes(last, width, height, cubic, &tall);
-        last = &tall;
-    }
-    if (status == MHA_OK) status = mhai_image_make(width, height, to);
-    if (status == MHA_OK) memcpy(to->pixels, last->pixels, (size_t)(width * height * 3));
+    mha_image wide = {0};
+    if (width == from->width || height == from->height)
+        return pass_bytes(from, width, height, cubic, to);
+    MHA_TRY(pass_bytes(from, width, from->height, cubic, &wide));
+    const mha_status status = pass_bytes(&wide, width, height, cubic, to);
     free(wide.pixels);
-    free(tall.pixels);
     return status;
 }
 

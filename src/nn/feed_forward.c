@@ -10,7 +10,6 @@
 typedef struct rows_job {
     const mhai_kernels *kernels;
     mha_activation activation;
-    bool silu;                        /* SiLU instead of `activation` */
     const mha_tensor *gate, *up, *dy; /* ungated: gate is x */
     const mha_tensor *y, *dgate, *dup;
 } rows_job;
@@ -126,7 +125,7 @@ static void glu_row(void *argument, int64_t row, int worker)
     const float *gate = mhai_nn_row(job->gate, row), *up = mhai_nn_row(job->up, row);
     float *y = mhai_nn_row(job->y, row), h[PIECE];
     const int64_t width = job->y->shape[1];
-    if (job->silu) {
+    if (job->activation == MHA_ACTIVATION_SILU) {
         job->kernels->swiglu(y, gate, up, width);
         return;
     }
@@ -147,7 +146,7 @@ static void glu_backward_row(void *argument, int64_t row, int worker)
     const float *dy = mhai_nn_row(job->dy, row);
     float *dgate = mhai_nn_row(job->dgate, row), *dup = mhai_nn_row(job->dup, row);
     const int64_t width = job->dgate->shape[1];
-    if (job->silu) {
+    if (job->activation == MHA_ACTIVATION_SILU) {
         job->kernels->swiglu_backward(dgate, dup, gate, up, dy, width);
         return;
     }
@@ -206,7 +205,7 @@ static mha_status glu_backward(const char *function, mha_context *context, const
     return MHA_OK;
 }
 
-static const rows_job silu = {.silu = true};
+static const rows_job silu = {.activation = MHA_ACTIVATION_SILU};
 
 mha_status mha_swiglu(mha_context *context, const mha_tensor *gate, const mha_tensor *up,
                       const mha_tensor *y)

@@ -67,8 +67,14 @@ static void write_names(mha_json *json, const char *name, const char *const *nam
     mha_json_end(json);
 }
 
-/* cells, sums: room for a map, and for each query's sum over patches, which 8-bit cells would falsify.
- * Values that are not finite or negative count as 0. */
+/* Values that are not finite or negative count as 0. */
+static float weight_at(const mha_picture_map *map, int64_t i)
+{
+    return isfinite(map->values[i]) && map->values[i] > 0 ? map->values[i] : 0;
+}
+
+/* cells, sums: room for a map, and for each query's sum over patches, which 8-bit cells would
+ * falsify. */
 static void write_map(const mha_picture_page *p, const mha_picture_map *map, uint8_t *cells,
                       float *sums, mha_json *json)
 {
@@ -76,18 +82,13 @@ static void write_map(const mha_picture_page *p, const mha_picture_map *map, uin
     float most = 0;
     for (int64_t q = 0; q < tokens; q++) {
         double sum = 0;
-        for (int64_t k = p->first; k < tokens; k++) {
-            const float v = map->values[q * tokens + k];
-            if (isfinite(v) && v > 0) sum += (double)v;
-        }
+        for (int64_t k = p->first; k < tokens; k++) sum += (double)weight_at(map, q * tokens + k);
         sums[q] = (float)sum;
     }
     for (int64_t i = 0; i < tokens * tokens; i++)
-        if (isfinite(map->values[i]) && map->values[i] > most) most = map->values[i];
-    for (int64_t i = 0; i < tokens * tokens; i++) {
-        const float v = isfinite(map->values[i]) && map->values[i] > 0 ? map->values[i] : 0;
-        cells[i] = most > 0 ? (uint8_t)(255 * sqrt((double)(v / most)) + 0.5) : 0;
-    }
+        if (weight_at(map, i) > most) most = weight_at(map, i);
+    for (int64_t i = 0; i < tokens * tokens; i++)
+        cells[i] = most > 0 ? (uint8_t)(255 * sqrt((double)(weight_at(map, i) / most)) + 0.5) : 0;
     mha_json_object(json, NULL);
     mha_json_text(json, "name", map->name);
     mha_json_integer(json, "group", map->group);

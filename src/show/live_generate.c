@@ -52,11 +52,8 @@ static int64_t put_heads(const mha_transformer_desc *d, const char *name, bool k
     return sum;
 }
 
-enum {
-    STEP = 64,
-    LEAST_ROOM = 256,
-    COPIES = 8
-}; /* tokens of a call, of a cache; copies of states */
+/* Tokens of a call, tokens of the smallest cache, and copies of recurrent states in a large one. */
+enum { STEP = 64, LEAST_ROOM = 256, COPIES = 8 };
 
 static int64_t room_for(const mha_live *live, int64_t tokens)
 {
@@ -78,9 +75,11 @@ static mha_status state_bytes(const mhai_live_asked *a, int64_t tokens, int64_t 
     const mhai_live_decoding *x = &a->live->decoding;
     const bool made = x->decoder && x->of == a->transformer && x->room >= tokens;
     const int64_t room = made ? x->room : room_for(a->live, tokens);
+    const mha_decoder_desc desc = {
+        .struct_size = sizeof desc, .capacity = tokens, .state_interval = interval_of(room)};
     mha_decoder_sizes sizes = {.struct_size = sizeof sizes};
-    MHA_TRY(mha_decoder_count(a->transformer, NULL, &sizes));
-    *bytes = sizes.state_bytes * (1 + tokens / interval_of(room));
+    MHA_TRY(mha_decoder_count(a->transformer, &desc, &sizes));
+    *bytes = sizes.state_bytes;
     return MHA_OK;
 }
 

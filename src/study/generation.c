@@ -60,14 +60,14 @@ static mha_status step(mha_context *context, mha_generation *g, const int32_t *t
     return mha_decoder_step(context, g->decoder, &ids, last ? &logits : NULL);
 }
 
-static mha_status check(const mha_model *model, const mha_generation_desc *d)
+static mha_status check(mha_model *model, const mha_generation_desc *d)
 {
-    const bool encoded = mha_model_encoder((mha_model *)(uintptr_t)model); /* only compared */
+    const mha_model *encoder = mha_model_encoder(model);
     const char *error =
         d->reserved                                    ? "a reserved field is set"
         : d->prompt_count < 1                          ? "an empty prompt"
-        : encoded && d->source_count < 1 && !d->memory ? "no source for the encoder"
-        : (!encoded && (d->source_count != 0 || d->memory)) || (d->source_count != 0 && d->memory)
+        : encoder && d->source_count < 1 && !d->memory ? "no source for the encoder"
+        : (!encoder && (d->source_count != 0 || d->memory)) || (d->source_count != 0 && d->memory)
             ? "a source without an encoder, or two sources"
         : d->max_tokens < 0                     ? "max_tokens below 0"
         : d->end_count < 0 || d->stop_count < 0 ? "a negative count"
@@ -78,8 +78,7 @@ static mha_status check(const mha_model *model, const mha_generation_desc *d)
             : NULL;
     if (error) return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: %s", error);
     mha_hearing hearing = {.struct_size = sizeof hearing};
-    if (encoded && d->source_count > 0 &&
-        mha_model_hearing(mha_model_encoder((mha_model *)(uintptr_t)model), &hearing) == MHA_OK)
+    if (encoder && d->source_count > 0 && mha_model_hearing(encoder, &hearing) == MHA_OK)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: the encoder reads audio: give "
                                           "memory, not source");
     MHA_NEED_AS("mha_generation_create", "prompt, ends, source", d->prompt,

@@ -118,13 +118,9 @@ mha_status mhai_bpe_add_spaces(mhai_bpe *bpe, const char *where)
     return mhai_bpe_add_step(bpe, where, &desc);
 }
 
-/* The characters of mhai_unicode_is_space(). */
 mha_status mhai_bpe_add_whitespace(mhai_bpe *bpe, const char *where)
 {
     const mhai_step_desc desc = {
-        .like = {.what = MHAI_STEP_SPLIT, .split = MHAI_REMOVED},
-        .pattern = "[\\t-\\r \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}"
-                   "\\x{202F}\\x{205F}\\x{3000}]",
-        .own = true};
+        .like = {.what = MHAI_STEP_SPLIT, .split = MHAI_REMOVED}, .pattern = "\\s", .own = true};
     return mhai_bpe_add_step(bpe, where, &desc);
 }

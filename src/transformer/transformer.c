@@ -171,8 +171,8 @@ static mha_status check_grid(const mha_transformer_desc *d)
         return MHA_OK;
     return mha_fail(
         MHA_ERR_ARGUMENT,
-        "mha_transformer_desc: grid_rows %lld, grid_cols %lld and grid_first %lld: only "
-        "with rotary positions and as many tokens as max_length %lld",
+        "mha_transformer_desc: grid_rows is %lld, grid_cols %lld, grid_first %lld: expected rotary "
+        "positions, and grid_first + grid_rows grid_cols equal to max_length, %lld",
         (long long)d->grid_rows, (long long)d->grid_cols, (long long)d->grid_first,
         (long long)d->max_length);
 }
@@ -264,7 +264,7 @@ static mhai_place_norm add_norm(layout *l, const char *prefix)
     return add_wide_norm(l, prefix, l->t->desc.embed_dim);
 }
 
-/* Whether attention reads the stream itself, but the feed-forward layer a norm. */
+/* Whether a layer has a norm before its feed-forward layer but none before its attention. */
 static bool is_bare(const mha_transformer_desc *d, int64_t layer)
 {
     return d->layers && d->layers[layer].flags & MHA_LAYER_NO_ATTENTION_NORM;
@@ -600,18 +600,24 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i, less than LINEARS L + 3: those of layers, the output, and those of embeddings.
- * NULL if the transformer or this rank does not have it. */
-enum { LINEARS = 14 };
+enum { LINEARS = 14 }; /* of a layer */
 
+/* Linear layers: those of layers, the output, and two of embeddings. */
+static int64_t linear_count(const mha_transformer *t)
+{
+    return LINEARS * t->desc.num_layers + 3;
+}
+
+/* Linear layer i. NULL if the transformer or this rank does not have it. */
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 {
+    const int64_t output = LINEARS * t->desc.num_layers;
     mhai_place_linear *place = &t->output;
-    if (i > LINEARS * t->desc.num_layers) { /* the first rank embeds */
-        place = i > LINEARS * t->desc.num_layers + 1 ? &t->features : &t->project;
+    if (i > output) { /* the first rank embeds */
+        place = i == output + 1 ? &t->project : &t->features;
         return place->outputs > 0 && mhai_spread_mine(t, 0) ? place : NULL;
     }
-    if (i < LINEARS * t->desc.num_layers) {
+    if (i < output) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
             &layer->self.in,    &layer->self.out,     &layer->cross.in,  &layer->cross.memory,
@@ -627,7 +633,7 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
 
 static mha_status make_linears(mha_context *context, mha_transformer *t)
 {
-    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 2; i++) {
+    for (int64_t i = 0; i < linear_count(t); i++) {
         mhai_place_linear *place = linear_of(t, i);
         if (!place) continue;
         MHA_TRY(make_linear(context, t, place));
@@ -651,7 +657,7 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
             t->source.read(t->source.user, i, 0, p->shape[0], 0, p->ndim == 2 ? p->shape[1] : 1,
                            t->held + t->held_at[i]);
     }
-    for (int64_t i = 0; i <= LINEARS * t->desc.num_layers + 2; i++) {
+    for (int64_t i = 0; i < linear_count(t); i++) {
         const mhai_place_linear *place = linear_of(t, i);
         if (place) MHA_TRY(pack(context, t, place));
     }
@@ -797,7 +803,7 @@ void mha_transformer_destroy(mha_transformer *t)
 {
     if (!t || (t->owners && atomic_fetch_sub(t->owners, 1) > 1)) return;
     const mha_allocator a = t->allocator;
-    for (int64_t i = 0; t->layers && i <= LINEARS * t->desc.num_layers + 2; i++) {
+    for (int64_t i = 0; t->layers && i < linear_count(t); i++) {
         const mhai_place_linear *place = linear_of(t, i);
         if (place) mha_linear_destroy(place->packed);
     }

@@ -58,11 +58,11 @@ static mha_status check_features(const mha_transformer *t, const mha_transformer
     const mha_tensor *x = input->features, *tokens = input->tokens;
     const int64_t width = t->desc.feature_dim;
     if (x && width == 0)
-        return mha_fail(MHA_ERR_ARGUMENT, "features: this transformer reads tokens alone");
+        return mha_fail(MHA_ERR_ARGUMENT, "features: expected NULL, because feature_dim is 0");
     if (!x && width > 0 && !input->stream)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "features: NULL, but this transformer reads %lld numbers with each token; "
-                        "an image gives them (mha_tokens_read_image())",
+                        "features: NULL, expected %lld numbers for each token (feature_dim); "
+                        "mha_tokens_read_image() reads them from an image",
                         (long long)width);
     if (!x) return MHA_OK;
     MHA_TRY(mhai_tensor_check("features", x, MHA_F32, 3,

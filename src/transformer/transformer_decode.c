@@ -114,9 +114,9 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
     MHA_TRY(mhai_struct_copy("mha_decoder_desc", own, sizeof *own,
                              offsetof(mha_decoder_desc, cache_type), desc));
     if (t->desc.feature_dim > 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: this transformer reads features "
-                                             "(mha_transformer_input.features), tokens alone are "
-                                             "too little");
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: this transformer needs features "
+                                             "(mha_transformer_input.features); a decoder takes "
+                                             "only tokens");
     MHA_TRY(mhai_check_flags("mha_decoder_desc", own->flags,
                              MHA_DECODER_WINDOWS | MHA_DECODER_STREAMING | MHA_DECODER_LATENT));
     MHA_TRY(
@@ -680,10 +680,9 @@ static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tens
 {
     mhai_step step;
     if (status == MHA_OK) status = prepare_step(context, d, rows, &step);
-    const bool prepared = status == MHA_OK;
     status = mhai_transformer_step(context, d->transformer, d->activations, tokens, &step, output,
                                    status);
-    for (int64_t b = 0; b < d->desc.batch && prepared; b++)
+    for (int64_t b = 0; b < d->desc.batch; b++)
         if (status == MHA_OK) {
             if (d->history) remember(d, tokens, &step, b);
             d->lengths[b] += step.counts[b];

@@ -34,7 +34,7 @@ static mha_status project_queries(const mhai_call *c, const mhai_place_attention
                                 mix.width, q);
 }
 
-/* Keys of rows: what all heads share, and beside it what W_kb expands. */
+/* Keys of rows: the elements that all heads share, followed by those that W_kb expands. */
 typedef struct key_job {
     const float *shared,
         *own;  /* [rows,s] and [rows,H (D - s)]; rows of shared are `stride` apart */
@@ -84,7 +84,7 @@ mha_status mhai_latent_project(const mhai_call *c, int64_t layer)
 
 /* ---- a decoder's step ------------------------------------------------------------------------ */
 
-/* A row of the cache: c, and p as it was rotated with the keys. */
+/* A row of the cache: rms_norm(c), and p as it was rotated with the keys. */
 static mha_status append_rows(const mhai_call *c, int64_t layer, const mhai_attend *x)
 {
     const mha_layer_desc *l = &c->t->desc.layers[layer];

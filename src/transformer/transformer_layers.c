@@ -212,7 +212,7 @@ static mha_status check_latent(const mha_transformer_desc *d, int64_t layer, mha
     if (rotates && (l->rotary_dim > l->shared_dim || l->rotary_dim == 0))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_desc: rotary_dim is %lld, expected 2..%lld (shared_dim): latent "
-                        "attention rotates what all heads share; or set MHA_LAYER_NO_ROPE",
+                        "attention rotates only shared elements; or set MHA_LAYER_NO_ROPE",
                         (long long)l->rotary_dim, (long long)l->shared_dim);
     if (l->head_norm_epsilon > 0 && !isinf(l->head_norm_epsilon)) return MHA_OK;
     return mha_fail(MHA_ERR_ARGUMENT,
@@ -474,7 +474,7 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
     return MHA_OK;
 }
 
-/* Cosines and sines by the places of patches. */
+/* Cosines and sines by the rows and columns of patches. */
 static void fill_grid(const mha_transformer_desc *d, const mhai_encoding *e, int64_t begin,
                       int64_t rows, float *to)
 {
@@ -537,8 +537,9 @@ mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
 {
     MHA_NEED_AS("mha_transformer_rotation", "transformer, rotation", t, rotation);
     if (t->desc.grid_rows > 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_rotation: the transformer rotates by "
-                                             "the places of patches, not by positions");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_transformer_rotation: the rotations depend on the "
+                        "rows and columns of patches, not on positions");
     if (rotation->struct_size != sizeof *rotation)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_rotation: struct_size is %u, set it to "

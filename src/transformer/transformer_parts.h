@@ -97,7 +97,7 @@ struct mha_transformer {
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
     mhai_place_linear project;   /* of embeddings of another width; outputs 0: none */
-    mhai_place_linear features;  /* outputs 0: tokens bring none */
+    mhai_place_linear features;  /* outputs 0: tokens have none */
     mhai_place_linear output;    /* if tied, weight is the token embedding */
     int64_t *head_lists;         /* [2][L] the target of desc.layer_heads and layer_kv_heads, or
                                     NULL */
@@ -442,7 +442,7 @@ void mhai_transformer_patch(const mha_activations *a, const mha_transformer_inpu
 
 /* A layer's state for a sequence, and the number of tokens that its convolution has processed. */
 typedef struct mhai_delta_state {
-    mha_recurrent_state *state; /* of a gated delta net; otherwise NULL */
+    mha_recurrent_state *state; /* NULL: of a short convolution, or none */
     float *inputs;              /* [K-1, channels]; NULL: the layer has no state */
     int64_t floats, length;
 } mhai_delta_state;
@@ -471,8 +471,8 @@ MHA_NODISCARD mha_status mhai_states_make(mha_context *context, const mha_transf
                                           const mha_decoder_desc *desc, mhai_states *s);
 void mhai_states_free(mhai_states *s);
 
-/* Before a step of `count` tokens: allocate the copies that the step fills. After an error those
- * beyond `length` do not exist. */
+/* Before a step of `count` tokens: allocate the copies that the step fills. If the step fails, discard
+ * those beyond `length`. */
 MHA_NODISCARD mha_status mhai_states_prepare(mha_context *context, mhai_states *s, int64_t b,
                                              int64_t length, int64_t count);
 /* Copy the states of sequence b, which has `length` tokens. */

@@ -96,7 +96,7 @@ bool mhai_call_sees(const mhai_call *c, int64_t layer)
 mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer_input *x = &c->input;
-    if (c->step || status != MHA_OK) return mhai_spread_agree(c->t, status);
+    if (!c->t->ranks || c->step || status != MHA_OK) return mhai_spread_agree(c->t, status);
     const int64_t tokens = mhai_tokens(c->a), *lengths[] = {x->lengths, x->memory_lengths};
     uint64_t hash = mhai_hash(MHAI_HASH_START, c->a->ids, (size_t)tokens * sizeof *c->a->ids);
     hash = mhai_hash(hash, c->a->types, (size_t)tokens * sizeof *c->a->types);

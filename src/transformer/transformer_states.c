@@ -182,11 +182,8 @@ mha_status mhai_states_prepare(mha_context *context, mhai_states *s, int64_t b, 
     const int64_t n = s->interval, end = length + count;
     if (!s->now || n == 0 || s->most == 0) return MHA_OK;
     const int64_t last = end / n, first = mhai_max_i64(length / n, last - s->most);
-    mha_status status = MHA_OK;
-    for (int64_t i = first + 1; i <= last && status == MHA_OK; i++)
-        status = add(context, s, b, i * n);
-    if (status) mhai_states_discard(s, b, length);
-    return status;
+    for (int64_t i = first + 1; i <= last; i++) MHA_TRY(add(context, s, b, i * n));
+    return MHA_OK;
 }
 
 mha_status mhai_states_keep(mha_context *context, mhai_states *s, int64_t b, int64_t length)

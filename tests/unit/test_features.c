@@ -1,4 +1,4 @@
-/* Features that tokens bring, such as pixels: the embeddings and the gradients against sums in double,
+/* Features of tokens, such as pixels: the embeddings and the gradients against sums in double,
  * and rejected calls. */
 #include "support/expect.h"
 #include "support/machines.h"
@@ -156,11 +156,11 @@ static void rejected(void)
     d.feature_dim = 0;
     expect_ok(mha_transformer_create(context, &d, &plain));
     expect_error(mha_transformer_forward(context, plain, &e.input, NULL, &e.y, NULL, NULL),
-                 MHA_ERR_ARGUMENT, "features: this transformer reads tokens alone");
+                 MHA_ERR_ARGUMENT, "features: expected NULL");
     expect_error(mha_decoder_create(context, e.t, NULL, &decoder), MHA_ERR_UNSUPPORTED, "features");
     e.input.features = NULL;
     expect_error(mha_transformer_forward(context, e.t, &e.input, NULL, &e.y, NULL, NULL),
-                 MHA_ERR_ARGUMENT, "features: NULL, but this transformer reads 9 numbers");
+                 MHA_ERR_ARGUMENT, "features: NULL, expected 9 numbers");
     e.input.features = &e.rows;
     e.rows.shape[2] = F - 1;
     expect_error(mha_transformer_forward(context, e.t, &e.input, NULL, &e.y, NULL, NULL),
@@ -216,11 +216,12 @@ static void grid(void)
             assert_true(fabs((double)turned[0] - (x * cos(angle) - y * sin(angle))) <= bound);
             assert_true(fabs((double)turned[2] - (x * sin(angle) + y * cos(angle))) <= bound);
         }
-    expect_error(mha_transformer_rotation(t, 0, &rotation), MHA_ERR_UNSUPPORTED, "places");
+    expect_error(mha_transformer_rotation(t, 0, &rotation), MHA_ERR_UNSUPPORTED,
+                 "rows and columns of patches");
     mha_activations_destroy(a);
     mha_transformer_destroy(t);
 #define CREATE mha_transformer_create(context, &d, &t)
-    expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "max_length 8", d.max_length = 8);
+    expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "max_length, 8", d.max_length = 8);
     expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "grid_rows", d.grid_rows = -1);
     expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "grid_first", d.grid_first = -1);
     expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "rotary", d.positions = MHA_ENCODING_NONE);

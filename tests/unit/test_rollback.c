@@ -290,41 +290,53 @@ static void misuse_is_refused(void)
     }
 }
 
-/* After a failed step or copy, and a step that succeeds, the outputs are those of the whole text. */
+/* Append the tokens that each of two sequences of 30 lacks. */
+static mha_status append_missing(mha_context *context, mha_decoder *decoder, const int32_t *ids,
+                                 const mha_tensor *out)
+{
+    int64_t counts[2];
+    const int64_t firsts[] = {mha_decoder_lengths(decoder)[0], mha_decoder_lengths(decoder)[1]};
+    for (int b = 0; b < 2; b++) counts[b] = 30 - firsts[b];
+    const mha_tensor tokens =
+        mha_tensor_contiguous((void *)(uintptr_t)ids, MHA_I32, 2, (const int64_t[]){2, 30});
+    return mha_decoder_step_rows(context, decoder, &tokens, firsts, counts, out);
+}
+
+/* After a failed step or copy, a step succeeds, and its copies give the outputs of the whole text. */
 static mha_status with_failures(mha_context *context, failing_alloc *memory, void *user)
 {
     mha_transformer *t = make(context, *(int *)user);
     mha_decoder *decoder = NULL;
-    static float rows[30 * V], whole[30 * V];
-    int32_t ids[30];
+    static float rows[2 * 30 * V], whole[2 * 30 * V];
+    int32_t ids[2 * 30];
     mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
+    how.batch = 2;
     how.state_interval = 7;
-    for (int i = 0; i < 30; i++) ids[i] = i % V;
+    for (int i = 0; i < 60; i++) ids[i] = i % V;
+    const mha_tensor all = mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){2, 30});
+    const mha_tensor y = mha_tensor_contiguous(whole, MHA_F32, 3, (const int64_t[]){2, 30, V});
+    const mha_tensor out = mha_tensor_contiguous(rows, MHA_F32, 3, (const int64_t[]){2, 30, V});
+    mha_transformer_input input = MHA_INIT(mha_transformer_input);
+    input.tokens = &all;
     expect_ok(mha_decoder_create(context, t, &how, &decoder));
-    mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){1, 10});
+    mha_tensor tokens = all;
+    tokens.shape[1] = 10;
     expect_ok(mha_decoder_step(context, decoder, &tokens, NULL));
     failing_from_here(memory);
-    tokens = mha_tensor_contiguous(ids + 10, MHA_I32, 2, (const int64_t[]){1, 20});
-    mha_status status = mha_decoder_step(context, decoder, &tokens, NULL);
+    mha_status status = append_missing(context, decoder, ids, NULL);
     if (status == MHA_OK) status = mha_decoder_keep(context, decoder, 0);
-    const int64_t back = mha_decoder_restorable(decoder, 0, 9);
     assert_true(status == MHA_OK || status == MHA_ERR_NOMEM);
-    assert_int_equal(back, mha_decoder_length(decoder) == 0 ? 0 : 7);
-    if (status == MHA_OK) {
-        expect_ok(mha_decoder_truncate(decoder, back));
-        tokens = mha_tensor_contiguous(ids + back, MHA_I32, 2, (const int64_t[]){1, 30 - back});
-        const mha_tensor out =
-            mha_tensor_contiguous(rows, MHA_F32, 3, (const int64_t[]){1, 30 - back, V});
-        status = mha_decoder_step(context, decoder, &tokens, &out);
-        tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){1, 30});
-        const mha_tensor all =
-            mha_tensor_contiguous(whole, MHA_F32, 3, (const int64_t[]){1, 30, V});
-        mha_transformer_input input = MHA_INIT(mha_transformer_input);
-        input.tokens = &tokens;
-        if (status == MHA_OK)
-            status = mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL);
-        if (status == MHA_OK)
-            assert_memory_equal(rows, whole + back * V, (size_t)((30 - back) * V) * sizeof *rows);
+    assert_int_equal(mha_decoder_restorable(decoder, 0, 9),
+                     mha_decoder_lengths(decoder)[0] == 0 ? 0 : 7);
+    if (memory->calls <= memory->fail_at) memory->fail_at = INT64_MAX;
+    if (status == MHA_OK || !memory->fail_after) {
+        expect_ok(mha_transformer_forward(context, t, &input, NULL, &y, NULL, NULL));
+        expect_ok(append_missing(context, decoder, ids, NULL));
+        expect_ok(mha_decoder_truncate(decoder, 14));
+        expect_ok(append_missing(context, decoder, ids, &out));
+        for (int b = 0; b < 2; b++)
+            assert_memory_equal(rows + (b * 30 + 14) * V, whole + (b * 30 + 14) * V,
+                                (size_t)(16 * V) * sizeof *rows);
     }
     mha_decoder_destroy(decoder);
     mha_transformer_destroy(t);

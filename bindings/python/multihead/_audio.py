@@ -1,4 +1,4 @@
-"""Audio for models that hear (Whisper): wav files, log-mel features and the rows of an encoder."""
+"""Audio for Whisper: wav files, log-mel features and the rows of an encoder."""
 from __future__ import annotations
 
 import ctypes as C
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ._model import Model
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-RATE = 16000
 
 
 def read_audio(path: str | os.PathLike[str]) -> Floats:
@@ -42,7 +41,7 @@ def log_mel(samples: Any, *, bins: int = 80, frames: int = 3000, context: Contex
 
 
 def hearing_of(model: Model) -> _abi.Struct | None:
-    """What an encoder hears; None: it reads tokens."""
+    """The sizes of an encoder of audio; None: the model reads tokens."""
     found = _abi.Hearing()
     status = model_library().mha_model_hearing(model._handle, C.byref(found))
     return found if status == 0 else None

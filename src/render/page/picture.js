@@ -13,8 +13,8 @@ for (const map of all) {
 }
 
 const state = {group: 0, map: 0, query: first > 0 ? 0 : first + Math.floor(rows / 2) * cols + Math.floor(cols / 2),
-    kept: first > 0 ? 0 : first, mix: 0.4, own: false};
-state.kept = state.query;
+    mix: 0.4, own: false};
+state.kept = state.query; // drawn again when the pointer leaves the picture
 let pixels = null;
 
 const nameOf = t => t < first ? data.labels[t] : `row ${Math.floor((t - first) / cols)}, column ${(t - first) % cols}`;
