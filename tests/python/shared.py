@@ -40,7 +40,7 @@ def amount(gate, deep, everything):
 def rounds_like(mine, theirs, exact):
     """Errors are at most twice those of a calculation in float32, by root mean square. The largest of many depends on
     chance (2.9 times where the squares agree), so it may be eight times as large."""
-    assert mine.shape == theirs.shape == exact.shape
+    assert mine.shape == theirs.shape == exact.shape and exact.dtype == "float64"
     own, others = abs(mine - exact), abs(theirs - exact)
     return (own ** 2).sum() <= 4 * (others ** 2).sum() and own.max() <= 8 * others.max()
 

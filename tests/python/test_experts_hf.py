@@ -9,8 +9,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import multihead
-from shared import rounds_like
-from test_hybrid_hf import SIZES as HYBRID, TEXT, in_double, run, write_tokenizer
+from decoder_checks import check_bits, check_greedy, check_logits, check_without_head
+from test_hybrid_hf import SIZES as HYBRID, TEXT, run, write_tokenizer
 
 SIZES = {name: size for name, size in HYBRID.items() if "head_dim" not in name and "linear" not in name}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -118,59 +118,23 @@ def made(request, tmp_path_factory):
 
 
 def test_logits_are_those_of_transformers_in_double(made):
-    net, model = made
-    torch.manual_seed(1)
-    ids = torch.randint(0, 97, (1, 150))
-    with torch.no_grad():
-        rounded = net(ids).logits[0].numpy()
-    exact, ours = in_double(net, ids), model.logits(ids[0].tolist())
-    assert rounds_like(ours, rounded, exact)
+    check_logits(*made)
 
 
 def test_threads_batches_and_steps_change_no_bit(made):
-    ids, model = torch.randint(0, 97, (2, 150)).tolist(), made[1]
-    whole = [model.logits(row) for row in ids]
-    threads = multihead.get_threads()
-    for count in (1, 3):
-        multihead.set_threads(count)
-        assert np.array_equal(model.logits(ids[0]), whole[0])
-    multihead.set_threads(threads)
-    for size in (1, 7, 90):
-        decoder = model.decoder(batch=2)
-        for at in range(0, 150, size):
-            got = decoder.step([row[at:at + size] for row in ids], [len(row[at:at + size]) for row in ids])
-            for b in range(2):
-                assert np.array_equal(got[b], whole[b][at:at + size])
+    check_bits(made[1], [(1, False), (7, False), (90, False)])
 
 
 def test_greedy_tokens_are_those_of_transformers(made):
-    net, model = made
-    ids = torch.randint(0, 97, (1, 9))
-    decoder, ours = model.decoder(), []
-    logits = decoder.prefill(ids[0].tolist())
-    for _ in range(50):
-        ours.append(int(logits.argmax()))
-        logits = decoder.step([ours[-1]])[0]
-    whole = ids[0].tolist() + ours
-    with torch.no_grad():
-        theirs = net(torch.tensor([whole])).logits[0].argmax(-1)
-    assert theirs[8:-1].tolist() == ours == model.logits(whole)[8:-1].argmax(-1).tolist()
+    check_greedy(*made)
 
 
 @pytest.mark.parametrize("made", FAMILIES, indirect=True)
 def test_heads_are_switched_off(made):
     net, model = made
     layer = max(i for i, heads in enumerate(model.heads_of_layers) if heads == 4)
-    attention, ids = net.model.layers[layer].self_attn, torch.randint(0, 97, (1, 40))
-    out = attention.out_proj if hasattr(attention, "out_proj") else attention.o_proj
-    D = out.in_features // 4
-    with torch.no_grad():
-        kept = out.weight.clone()
-        out.weight[:, D:2 * D] = 0
-        theirs = net(ids).logits[0].numpy()
-        out.weight.copy_(kept)
-    ours = model.logits(ids[0].tolist(), without=[f"L{layer}H1"])
-    assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(theirs)
+    attention = net.model.layers[layer].self_attn
+    check_without_head(net, model, layer, attention.out_proj if hasattr(attention, "out_proj") else attention.o_proj)
 
 
 @pytest.mark.parametrize("made", [kind for kind in FAMILIES if not kind.startswith("qwen3_")] + ["qwen3_moe"],

@@ -1,7 +1,6 @@
 """Models with gated delta nets, state spaces or short convolutions compared with transformers in
 float64: logits, steps, greedy tokens, maps, removed heads, and rejected models. The models are
 random."""
-import importlib
 import json
 import subprocess
 
@@ -13,7 +12,8 @@ import transformers
 from safetensors.torch import save_file
 
 import multihead
-from shared import PROGRAM, rounds_like
+from decoder_checks import check_logits
+from shared import PROGRAM
 
 SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2,
@@ -86,14 +86,6 @@ NETS = [kind for kind in KINDS if not kind.startswith("lfm2")]
 TEXT = "the cat sat on the mat. the dog ran to the cat."
 
 
-class Double:
-    """A substitute for torch, for code that always computes parts in float32."""
-    float = float32 = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
-
-
 def mixer_of(net):
     """The last layer with another mixer, the first one, and the library's message about it."""
     layers = [i for i, kind in enumerate(net.config.layer_types) if kind in ("linear_attention", "conv")]
@@ -107,18 +99,6 @@ def mixing_part(net, layer):
     layer = (getattr(net, "model", None) or net.backbone).layers[layer]
     own = (getattr(layer, name, None) for name in ("linear_attn", "mamba", "mixer"))
     return getattr(layer, "input_layernorm", None) or layer.norm, next(part for part in own if part is not None)
-
-
-def in_double(net, ids):
-    module = importlib.import_module(type(net).__module__)
-    own = torch.Tensor.float
-    module.torch, torch.Tensor.float = Double(), torch.Tensor.double
-    try:
-        with torch.no_grad():
-            return net.double()(ids).logits[0].numpy()
-    finally:
-        module.torch, torch.Tensor.float = torch, own
-        net.float()
 
 
 def write_tokenizer(folder):
@@ -150,14 +130,7 @@ def made(request, tmp_path_factory):
 
 
 def test_logits_are_those_of_transformers_in_double(made):
-    net, model = made
-    torch.manual_seed(1)
-    ids = torch.randint(0, 97, (1, 150))
-    with torch.no_grad():
-        rounded = net(ids).logits[0].numpy()
-    exact = in_double(net, ids)
-    ours = model.logits(ids[0].tolist())
-    assert rounds_like(ours, rounded, exact)
+    check_logits(*made)
 
 
 def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):

@@ -2,7 +2,6 @@
 Qwen 3.5 and Mamba-2 layer of Nemotron-H, of whole models with Mamba-2 layers, and of the formulas of
 short convolutions and output gates."""
 import ctypes as C
-import importlib
 
 import numpy as np
 import pytest
@@ -12,8 +11,9 @@ import transformers
 import checkpoint_ctypes as ck
 import training_ctypes as training
 import transformer_torch as plain
+from decoder_checks import Double, doubled, gradients_of_whole
 from multihead._abi import LayerDesc
-from test_hybrid_hf import KINDS, SIZES as HF_SIZES, Double
+from test_hybrid_hf import KINDS, SIZES as HF_SIZES
 from test_training_torch import batch, gradients_of, near
 
 SIZES = {"vocab_size": 23, "max_length": 80, "embed_dim": 32, "num_layers": 3, "num_heads": 4, "kv_heads": 2,
@@ -154,14 +154,8 @@ def our_names(name, kinds):
     return [name]
 
 
-def gradients_of_whole(net, ids, targets):
-    net.zero_grad()
-    plain.loss(net(ids, use_cache=False).logits, targets).backward()
-    return {name: p.grad.numpy().copy() for name, p in net.named_parameters()}
-
-
 @pytest.mark.parametrize("kind", WHOLE)
-def test_gradients_of_whole_models(tmp_path, monkeypatch, kind):
+def test_gradients_of_whole_models(tmp_path, kind):
     """The error of all gradients is at most twice that of torch in float32. For one parameter, it is at most ten times
     as large, beside a part of the gradient's own size."""
     config, net, more = KINDS[kind]
@@ -178,9 +172,8 @@ def test_gradients_of_whole_models(tmp_path, monkeypatch, kind):
     model = ck.Transformer(tmp_path)
     ours = model.parameters(model(ids.numpy(), targets.numpy()))
     rounded = gradients_of_whole(net, ids, targets)
-    monkeypatch.setattr(importlib.import_module(type(net).__module__), "torch", Double())
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    exact = gradients_of_whole(net.double(), ids, targets)
+    with doubled(net):
+        exact = gradients_of_whole(net, ids, targets)
     worst, sums = 0, np.zeros(2)
     for name, wanted in exact.items():
         given = np.concatenate([ours.pop(part) for part in our_names(name, net.config.layer_types)])

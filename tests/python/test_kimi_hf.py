@@ -1,6 +1,5 @@
 """Kimi Linear compared with transformers in float64: logits, steps, greedy tokens, maps, gradients, removed heads, and
 rejected models. The models are random."""
-import importlib
 import json
 
 import numpy as np
@@ -10,11 +9,10 @@ from safetensors.torch import load_file, save_file
 
 import checkpoint_ctypes as ck
 import multihead
-from shared import rounds_like
+from decoder_checks import check_bits, check_gradients, check_greedy, check_logits, check_without_head
 from test_experts_hf import make_net, save
-from test_hybrid_hf import TEXT, Double, in_double, run
-from test_hybrid_training import gradients_of_whole
-from test_latent_hf import LATENT, changed
+from test_hybrid_hf import TEXT, run
+from test_latent_hf import LATENT, RENAMED, as_ours as latent_as_ours, changed
 
 KIMI = {**LATENT, "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
         "n_shared_experts": 2, "linear_head_dim": 12, "linear_num_heads": 6,
@@ -37,41 +35,17 @@ def made(request, tmp_path_factory):
 
 
 def test_logits_are_those_of_transformers_in_double(made):
-    net, model = made
-    torch.manual_seed(1)
-    ids = torch.randint(0, 97, (1, 150))
-    with torch.no_grad():
-        rounded = net(ids).logits[0].numpy()
-    assert rounds_like(model.logits(ids[0].tolist()), rounded, in_double(net, ids))
+    check_logits(*made)
 
 
 def test_threads_batches_and_steps_change_no_bit(made):
-    ids, model = torch.randint(0, 97, (2, 150)).tolist(), made[1]
-    whole = [model.logits(row) for row in ids]
-    threads = multihead.get_threads()
-    multihead.set_threads(3)
-    assert np.array_equal(model.logits(ids[0]), whole[0])
-    multihead.set_threads(threads)
-    for size, latent in ((1, False), (7, True), (90, False)):
-        decoder = model.decoder(batch=2, latent=latent)
-        for at in range(0, 150, size):
-            got = decoder.step([row[at:at + size] for row in ids], [len(row[at:at + size]) for row in ids])
-            for b in range(2):
-                assert np.array_equal(got[b], whole[b][at:at + size])
+    decoder = check_bits(made[1], [(1, False), (7, True), (90, False)])
     with pytest.raises(multihead.Error, match="layer 0 is Kimi delta attention, and the decoder keeps no copy"):
         decoder.truncate(20)
 
 
 def test_greedy_tokens_are_those_of_transformers(made):
-    net, model = made
-    ids = torch.randint(0, 97, (1, 9))
-    theirs = net.generate(ids, max_new_tokens=50, do_sample=False)[0, 9:].tolist()
-    decoder, ours = model.decoder(), []
-    logits = decoder.prefill(ids[0].tolist())
-    for _ in theirs:
-        ours.append(int(logits.argmax()))
-        logits = decoder.step([ours[-1]])[0]
-    assert ours == theirs
+    check_greedy(*made)
 
 
 def test_maps_are_signed_and_exact(made):
@@ -98,18 +72,9 @@ def test_maps_are_signed_and_exact(made):
 
 def test_heads_are_switched_off(made):
     net, model = made
-    ids = torch.randint(0, 97, (1, 40))
     for i in 0, net.config.layer_types.index("full_attention"):
-        weight, heads = net.model.layers[i].self_attn.o_proj.weight, model.heads_of_layers[i]
-        assert heads == (net.config.num_attention_heads if i else net.config.linear_num_heads)
-        D = weight.shape[1] // heads
-        with torch.no_grad():
-            kept = weight.clone()
-            weight[:, D:2 * D] = 0
-            theirs = net(ids).logits[0].numpy()
-            weight.copy_(kept)
-        ours = model.logits(ids[0].tolist(), without=[f"L{i}H1"])
-        assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(theirs)
+        assert model.heads_of_layers[i] == (net.config.num_attention_heads if i else net.config.linear_num_heads)
+        check_without_head(net, model, i, net.model.layers[i].self_attn.o_proj)
 
 
 def test_own_folders_preserve_the_bits(made, tmp_path):
@@ -149,45 +114,18 @@ def test_the_program_reads_it(folder, tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-# Parameters of the library in transformers' names.
-RENAMED = (("model.", ""), ("input_layernorm", "self_attn_norm"), ("post_attention_layernorm", "mlp_norm"),
-           ("kv_a_proj_with_mqa", "kv_a_proj"), ("kv_a_layernorm", "kv_a_norm"), ("forget_gate.", ""), ("conv1d", "conv"))
-
-
 def as_ours(net, name, x):
     """{our names: parts} of a parameter of transformers, or of its gradient."""
-    own, ours = net.config, name
-    for pair in RENAMED:
-        ours = ours.replace(*pair)
-    if ".layers." in name and own.layer_types[int(name.split(".")[2])] == "linear_attention":
-        return {ours.replace("self_attn.", "delta_net."): x}
-    if name.endswith("q_proj.weight"):  # what all heads share comes first
-        return {ours: x.reshape(own.num_attention_heads, own.qk_head_dim, -1).roll(own.qk_rope_head_dim, 1)}
-    if not name.endswith("kv_b_proj.weight"):
-        return {ours: x}
-    parts = x.reshape(own.num_attention_heads, -1, x.shape[-1]).split([own.qk_nope_head_dim, own.v_head_dim], 1)
-    return {ours.replace("kv_b", both): half for both, half in zip(("k_b", "v_b"), parts)}
+    if ".layers." not in name or net.config.layer_types[int(name.split(".")[2])] != "linear_attention":
+        return latent_as_ours(net, name, x)
+    for pair in (*RENAMED, ("forget_gate.", ""), ("conv1d", "conv"), ("self_attn.", "delta_net.")):
+        name = name.replace(*pair)
+    return {name: x}
 
 
-def test_gradients_are_those_of_autograd(tmp_path, monkeypatch):
-    """The error of all gradients is at most twice that of torch in float32."""
+def test_gradients_are_those_of_autograd(tmp_path):
     net = make_net("KimiLinear", TRAINED)
-    ids, targets = torch.randint(0, 97, (2, 2, 70))
-    trained = ck.Transformer(save(net, tmp_path))
-    ours = trained.parameters(trained(ids.numpy(), targets.numpy()))
-    rounded = gradients_of_whole(net, ids, targets)
-    module = importlib.import_module(type(net).__module__)
-    monkeypatch.setattr(module, "torch", Double())
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    exact, sums = gradients_of_whole(net.double(), ids, targets), np.zeros(2)
-    for name, wanted in exact.items():
-        theirs = as_ours(net, name, torch.tensor(rounded[name]))
-        for part, right in as_ours(net, name, torch.tensor(wanted)).items():
-            errors = [np.linalg.norm(np.asarray(x).reshape(-1) - right.numpy().reshape(-1))
-                      for x in (ours.pop(part), theirs[part])]
-            assert errors[0] <= 10 * errors[1] + 1e-4 * np.linalg.norm(right), part
-            sums += np.square(errors)
-    assert not ours and sums[0] <= 4 * sums[1]
+    check_gradients(net, ck.Transformer(save(net, tmp_path)), as_ours)
 
 
 HOSTILE = [

@@ -6,11 +6,11 @@ import torch
 
 import multihead
 import multihead_ctypes as mha
+from decoder_checks import in_double
 from shared import rounds_like
 from test_experts_hf import make_net, save
 from test_latent_hf import KINDS, YARN
 from test_gguf_models import Model
-from test_hybrid_hf import in_double
 
 gguf = pytest.importorskip("gguf")
 

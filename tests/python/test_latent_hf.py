@@ -1,6 +1,5 @@
 """Models with latent attention compared with transformers in float64: logits, maps, steps, greedy tokens,
 removed heads, and rejected models. The models are random."""
-import importlib
 import json
 import pathlib
 
@@ -13,10 +12,9 @@ import checkpoint_ctypes as ck
 import circuits_ctypes as circuits
 import multihead
 import multihead_ctypes as mha
-from shared import rounds_like
+from decoder_checks import check_bits, check_gradients, check_greedy, check_logits, check_without_head
 from test_experts_hf import make_net, save
-from test_hybrid_hf import SIZES as HYBRID, TEXT, Double, in_double, run
-from test_hybrid_training import gradients_of_whole
+from test_hybrid_hf import SIZES as HYBRID, TEXT, run
 
 SIZES = {name: size for name, size in HYBRID.items() if "head" not in name and "linear" not in name}
 LATENT = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": 28,
@@ -65,12 +63,7 @@ def made(request, tmp_path_factory):
 
 
 def test_logits_are_those_of_transformers_in_double(made):
-    net, model = made
-    torch.manual_seed(1)
-    ids = torch.randint(0, 97, (1, 150))
-    with torch.no_grad():
-        rounded = net(ids).logits[0].numpy()
-    assert rounds_like(model.logits(ids[0].tolist()), rounded, in_double(net, ids))
+    check_logits(*made)
 
 
 @pytest.mark.parametrize("length", [60, 61, 140])
@@ -79,42 +72,17 @@ def test_a_rotation_by_the_length_of_a_text(tmp_path, length):
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1., 1.1, 1.2, 1.3],
             "long_factor": [2., 3., 5., 9.], "original_max_position_embeddings": 60}
     net = make_net("MiniCPM3", {**LATENT, "rope_parameters": rope})
-    ids = torch.randint(0, 97, (1, length))
-    with torch.no_grad():
-        rounded = net(ids).logits[0].numpy()
-    ours = multihead.Model(save(net, tmp_path)).logits(ids[0].tolist())
-    assert rounds_like(ours, rounded, in_double(net, ids))
+    check_logits(net, multihead.Model(save(net, tmp_path)), length)
 
 
 @pytest.mark.gate(5)
 def test_threads_batches_and_steps_change_no_bit(made):
-    ids, model = torch.randint(0, 97, (2, 150)).tolist(), made[1]
-    whole = [model.logits(row) for row in ids]
-    threads = multihead.get_threads()
-    multihead.set_threads(3)
-    assert np.array_equal(model.logits(ids[0]), whole[0])
-    multihead.set_threads(threads)
-    for size, latent in ((1, False), (7, False), (90, False), (7, True), (90, True)):
-        decoder = model.decoder(batch=2, latent=latent)
-        for at in range(0, 150, size):
-            got = decoder.step([row[at:at + size] for row in ids], [len(row[at:at + size]) for row in ids])
-            for b in range(2):
-                assert np.array_equal(got[b], whole[b][at:at + size])
+    check_bits(made[1], [(1, False), (7, False), (90, False), (7, True), (90, True)])
 
 
 @pytest.mark.gate(5)
 def test_greedy_tokens_are_those_of_transformers(made):
-    net, model = made
-    ids = torch.randint(0, 97, (1, 9))
-    decoder, ours = model.decoder(), []
-    logits = decoder.prefill(ids[0].tolist())
-    for _ in range(50):
-        ours.append(int(logits.argmax()))
-        logits = decoder.step([ours[-1]])[0]
-    whole = ids[0].tolist() + ours
-    with torch.no_grad():
-        theirs = net(torch.tensor([whole])).logits[0].argmax(-1)
-    assert theirs[8:-1].tolist() == ours == model.logits(whole)[8:-1].argmax(-1).tolist()
+    check_greedy(*made)
 
 
 @pytest.mark.gate(3)
@@ -165,15 +133,7 @@ def test_own_folders_and_16_bits_preserve_the_bits(made, tmp_path):
 @pytest.mark.parametrize("made", FAMILIES, indirect=True)
 def test_heads_are_switched_off(made):
     net, model = made
-    out, ids = net.model.layers[3].self_attn.o_proj, torch.randint(0, 97, (1, 40))
-    D = out.in_features // 4
-    with torch.no_grad():
-        kept = out.weight.clone()
-        out.weight[:, D:2 * D] = 0
-        theirs = net(ids).logits[0].numpy()
-        out.weight.copy_(kept)
-    ours = model.logits(ids[0].tolist(), without=["L3H1"])
-    assert np.linalg.norm(ours - theirs) < 1e-4 * np.linalg.norm(theirs)
+    check_without_head(net, model, 3, net.model.layers[3].self_attn.o_proj)
 
 
 @pytest.mark.gate(2)
@@ -238,26 +198,9 @@ def as_ours(net, name, x):
 
 
 @pytest.mark.parametrize("made", [kind for kind in KINDS if kind.startswith(("minicpm3", "youtu"))], indirect=True)
-def test_gradients_are_those_of_autograd(made, monkeypatch):
-    """The error of all gradients is at most twice that of torch in float32."""
+def test_gradients_are_those_of_autograd(made):
     net, model = made
-    ids, targets = torch.randint(0, 97, (2, 2, 70))
-    trained = ck.Transformer(model.path)
-    ours = trained.parameters(trained(ids.numpy(), targets.numpy()))
-    rounded = gradients_of_whole(net, ids, targets)
-    module = importlib.import_module(type(net).__module__)
-    monkeypatch.setattr(module, "torch", Double())
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    exact, sums = gradients_of_whole(net.double(), ids, targets), np.zeros(2)
-    net.float()
-    for name, wanted in exact.items():
-        theirs = as_ours(net, name, torch.tensor(rounded[name]))
-        for part, right in as_ours(net, name, torch.tensor(wanted)).items():
-            errors = [np.linalg.norm(np.asarray(x).reshape(-1) - right.numpy().reshape(-1))
-                      for x in (ours.pop(part), theirs[part])]
-            assert errors[0] <= 10 * errors[1] + 1e-4 * np.linalg.norm(right), part
-            sums += np.square(errors)
-    assert not ours and sums[0] <= 4 * sums[1]
+    check_gradients(net, ck.Transformer(model.path), as_ours)
 
 
 REFUSED = {

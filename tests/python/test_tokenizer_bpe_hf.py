@@ -303,7 +303,7 @@ def test_random_texts(both):
     compare_random(both, 1, amount(100, 700, 10000))
 
 
-@pytest.mark.parametrize("unit", ["a", " ", "\n", "é", "👍", "1", "\u0301", "ab", " a", "\u2581", "\x00"])
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "é", "👍", "1", "\u0301", "ab", " a", SPACES, "\x00", "中", "\ufdfa"])
 def test_long_runs(both, unit):
     check(both, unit * 3000)
     check(both, "x" + unit * 1023 + "y")

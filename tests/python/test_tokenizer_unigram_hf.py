@@ -14,15 +14,16 @@ import struct
 
 import pytest
 import transformers
-from tokenizers import (AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors,
+from tokenizers import (AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers,
                         trainers)
 
 from shared import DEEP, LONG, SEED, amount
-from test_tokenizer_bpe_hf import (ASSIGNED, CODE_POINTS, CORPUS, SPACES, check, compare_random, differs,
+from test_tokenizer_bpe_hf import (ASSIGNED, CODE_POINTS, CORPUS, ERR_UTF8, SPACES, check, compare_random, differs,
                                    template)
+from test_tokenizer_bpe_hf import test_long_runs, test_random_texts, test_texts_that_are_not_utf8  # with `both` from here
 from tokenizer_ctypes import ERR_SIZE, ERR_UNSUPPORTED, Failure, Ours
 
-ERR_FORMAT, ERR_UTF8, ERR_MODEL = 21, 23, 24
+ERR_FORMAT, ERR_MODEL = 21, 24
 UNIGRAM_KIND = 3
 NAMES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
@@ -212,23 +213,6 @@ def test_grapheme_clusters(tmp_path):
         text = "\x01".join(form.format(c) for c in points)
         got, want = ours.words(text)[0].split("\x01"), reference.normalizer.normalize_str(text).split("\x01")
         assert not [(form, f"U+{ord(c):04X}") for c, x, y in zip(points, got, want, strict=True) if x != y][:20]
-
-
-def test_random_texts(both):
-    compare_random(both, 1, amount(100, 700, 10000))
-
-
-@pytest.mark.parametrize("unit", ["a", " ", "\n", "é", "👍", "1", "\u0301", "ab", " a", SPACES, "\x00", "中", "\ufdfa"])
-def test_long_runs(both, unit):
-    check(both, unit * 3000)
-    check(both, "x" + unit * 1023 + "y")
-
-
-def test_texts_that_are_not_utf8(both):
-    for text in (b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80"):
-        with pytest.raises(Failure) as failure:
-            both[0].encode(text)
-        assert failure.value.status == ERR_UTF8
 
 
 def test_names_and_bytes_of_tokens(both):

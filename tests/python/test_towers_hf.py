@@ -1,6 +1,5 @@
 """Encoder-decoders from folders of transformers, compared with it in float64: encoder rows, logits, all three kinds of
 maps, steps, greedy tokens, and rejected models. The models are random."""
-import importlib
 import itertools
 import json
 import re
@@ -13,8 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import multihead
+from decoder_checks import doubled
 from shared import PROGRAM, rounds_like
-from test_hybrid_hf import Double
 
 VOCAB = 97
 BART = {"vocab_size": VOCAB, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
@@ -103,13 +102,8 @@ def run(net, source, target):
 
 
 def in_double(net, source, target):
-    module, own = importlib.import_module(type(net).__module__), torch.Tensor.float
-    module.torch, torch.Tensor.float = Double(), torch.Tensor.double
-    try:
-        return run(net.double(), source, target)
-    finally:
-        module.torch, torch.Tensor.float = torch, own
-        net.float()
+    with doubled(net):
+        return run(net, source, target)
 
 
 def test_rows_logits_and_maps_are_those_of_transformers_in_double(made):

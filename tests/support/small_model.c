@@ -57,6 +57,24 @@ mha_transformer *random_transformer(mha_context *context, rng *r, mha_transforme
     return t;
 }
 
+mha_transformer *normal_transformer(mha_context *context, rng r, float deviation,
+                                    const mha_transformer_desc *desc)
+{
+    mha_transformer *t = NULL;
+    expect_ok(mha_transformer_create(context, desc, &t));
+    float *data = mha_transformer_data(t);
+    for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = deviation * rng_normal(&r);
+    expect_ok(mha_transformer_update(context, t));
+    return t;
+}
+
+mha_tensor fixed_tokens(int32_t *ids, int64_t B, int64_t T, int64_t vocab_size)
+{
+    rng r = rng_make(6, 0);
+    for (int64_t i = 0; i < B * T; i++) ids[i] = (int32_t)rng_between(&r, 0, vocab_size - 1);
+    return mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, T});
+}
+
 small_model *small_model_make(mha_context *context, rng *r, uint32_t flags)
 {
     mha_layer_desc layers[SMALL_LAYERS];

@@ -24,6 +24,13 @@ typedef struct small_model {
  * bias is 0. */
 mha_transformer *random_transformer(mha_context *context, rng *r, mha_transformer_desc *desc);
 
+/* A transformer whose parameters are normal with this deviation. */
+mha_transformer *normal_transformer(mha_context *context, rng r, float deviation,
+                                    const mha_transformer_desc *desc);
+
+/* The same tokens [B, T] below vocab_size in every run. */
+mha_tensor fixed_tokens(int32_t *ids, int64_t B, int64_t T, int64_t vocab_size);
+
 /* flags: mha_transformer_desc.flags in addition to random ones; decoders are causal and have an output. Blocks, norms,
  * positions, groups of heads and settings of layers are random. */
 small_model *small_model_make(mha_context *context, rng *r, uint32_t flags);

@@ -3,6 +3,7 @@
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
+#include "support/small_model.h"
 #include "support/suite.h"
 
 #include <multihead/maps.h>
@@ -54,25 +55,12 @@ static mha_transformer *make_typed(mha_context *context, int64_t types)
                                     .feed_forward = MHA_FEED_FORWARD_SWIGLU,
                                     .type_count = types,
                                     .layers = layers};
-    mha_transformer *t = NULL;
-    rng r = rng_make(5, 0);
-    expect_ok(mha_transformer_create(context, &d, &t));
-    float *data = mha_transformer_data(t);
-    for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = 0.5f * rng_normal(&r);
-    expect_ok(mha_transformer_update(context, t));
-    return t;
+    return normal_transformer(context, rng_make(5, 0), 0.5f, &d);
 }
 
 static mha_transformer *make(mha_context *context)
 {
     return make_typed(context, 0);
-}
-
-static mha_tensor draw(int32_t *ids)
-{
-    rng r = rng_make(6, 0);
-    for (int i = 0; i < B * T; i++) ids[i] = (int32_t)rng_between(&r, 0, V - 1);
-    return mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, T});
 }
 
 static mha_tensor floats(float *data, int64_t n, int64_t width)
@@ -234,7 +222,7 @@ static void routing_and_outputs_are_plain_loops(void)
     mha_activations *a = NULL;
     mha_layer_view v = MHA_INIT(mha_layer_view);
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
-    const mha_tensor tokens = draw(ids), all = floats(logits, T, V);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), all = floats(logits, T, V);
     input.tokens = &tokens;
     expect_ok(mha_activations_create(context, t, B * T, 0, &a));
     expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
@@ -257,7 +245,7 @@ static void steps_batches_and_threads_change_no_bit(void)
     static int32_t ids[B * T];
     mha_transformer *t = make(one);
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
-    const mha_tensor tokens = draw(ids), all = floats(whole, T, V);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), all = floats(whole, T, V);
     mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
     mha_decoder *decoder = NULL;
     input.tokens = &tokens;
@@ -289,7 +277,8 @@ static void routes_are_those_of_a_forward_call(void)
     mha_activations *a = NULL;
     mha_layer_view v = MHA_INIT(mha_layer_view);
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
-    mha_tensor tokens = draw(ids), kinds = mha_tensor_contiguous(types, MHA_I32, 2, tokens.shape);
+    mha_tensor tokens = fixed_tokens(ids, B, T, V),
+               kinds = mha_tensor_contiguous(types, MHA_I32, 2, tokens.shape);
     mha_tokens text = {.struct_size = sizeof text, .count = T, .ids = ids, .types = types};
     mha_routes routes = MHA_INIT(mha_routes);
     for (int i = 0; i < T; i++) types[i] = i % 2;

@@ -175,8 +175,8 @@ static void rejected(void)
     mha_transformer_destroy(e.t);
 }
 
-/* Patches in a grid of 2 x 2 after one token: pair 0 turns by row, pair 1 by column, by 2 pi times -1/2 or 1/2 with
- * the frequency 1. A turn of pi changes the sign of both elements. */
+/* Patches in a grid of 2 x 3 after one token: pair 0 turns by row, pair 1 by column, with the frequency 1. All tokens
+ * are equal before the rotation, and the first one does not turn. */
 static void grid(void)
 {
     mha_context *context = machines_context(1, 0);
@@ -184,21 +184,16 @@ static void grid(void)
     mha_transformer_desc d = {.struct_size = sizeof d,
                               .flags = MHA_TRANSFORMER_NO_OUTPUT,
                               .vocab_size = 1,
-                              .max_length = 5,
+                              .max_length = 7,
                               .embed_dim = 4,
                               .num_layers = 1,
                               .num_heads = 1,
                               .positions = MHA_ENCODING_ROTARY,
                               .grid_rows = 2,
-                              .grid_cols = 2,
+                              .grid_cols = 3,
                               .grid_first = 1};
-    const int32_t ids[5] = {0};
-    union {
-        const int32_t *in;
-        void *out;
-    } pointer = {ids};
-    const mha_tensor tokens =
-        mha_tensor_contiguous(pointer.out, MHA_I32, 2, (const int64_t[]){1, 5});
+    int32_t ids[7] = {0};
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){1, 7});
     const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
     const mha_transformer_init init = {.struct_size = sizeof init, .seed = 3};
     mha_layer_view view = {.struct_size = sizeof view};
@@ -206,20 +201,27 @@ static void grid(void)
     mha_activations *a;
     expect_ok(mha_transformer_create(context, &d, &t));
     expect_ok(mha_transformer_initialise(context, t, &init));
-    expect_ok(mha_activations_create(context, t, 5, 0, &a));
+    expect_ok(mha_activations_create(context, t, 7, 0, &a));
     expect_ok(mha_transformer_forward(context, t, &input, a, NULL, NULL, NULL));
     expect_ok(mha_activations_layer(a, 0, MHA_PART_SELF_ATTENTION, &view));
-    const float *q = view.q.data; /* all tokens are equal before the rotation */
-    for (int64_t p = 1; p < 5; p++)
-        for (int i = 0; i < 4; i++)
-            assert_true(fabsf(q[p * view.q.stride[2] + i] + q[i]) <=
-                        0x1p-20f * fabsf(q[i]) + 0x1p-24f);
+    const float *q = view.q.data;
+    for (int64_t p = 0; p < 6; p++)
+        for (int i = 0; i < 2; i++) {
+            const double place = i ? (double)(p % 3 - 1) / 1.5 : (double)(p / 3) - 0.5;
+            const double angle = 2 * 3.141592653589793 * place, x = (double)q[i],
+                         y = (double)q[i + 2];
+            const float *turned = q + (1 + p) * view.q.stride[2] + i;
+            const double bound = 0x1p-20 * (fabs(x) + fabs(y));
+            assert_true(fabs(x) > 1e-3 && fabs(y) > 1e-3);
+            assert_true(fabs((double)turned[0] - (x * cos(angle) - y * sin(angle))) <= bound);
+            assert_true(fabs((double)turned[2] - (x * sin(angle) + y * cos(angle))) <= bound);
+        }
     expect_error(mha_transformer_rotation(t, 0, &rotation), MHA_ERR_UNSUPPORTED,
                  "rows and columns of patches");
     mha_activations_destroy(a);
     mha_transformer_destroy(t);
 #define CREATE mha_transformer_create(context, &d, &t)
-    expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "max_length, 6", d.max_length = 6);
+    expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "max_length, 8", d.max_length = 8);
     expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "grid_rows", d.grid_rows = -1);
     expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "grid_first", d.grid_first = -1);
     expect_spoiled(d, CREATE, MHA_ERR_ARGUMENT, "rotary", d.positions = MHA_ENCODING_NONE);

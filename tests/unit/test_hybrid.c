@@ -4,6 +4,7 @@
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
+#include "support/small_model.h"
 #include "support/suite.h"
 
 #include <multihead/ablation.h>
@@ -65,13 +66,7 @@ static mha_transformer *make_of(mha_context *context, const mha_layer_desc *oute
 {
     const mha_layer_desc layers[L] = {*outer, gated, *outer};
     const mha_transformer_desc d = describe(layers);
-    mha_transformer *t = NULL;
-    rng r = rng_make(5, 0);
-    expect_ok(mha_transformer_create(context, &d, &t));
-    float *data = mha_transformer_data(t);
-    for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = 0.4f * rng_normal(&r);
-    expect_ok(mha_transformer_update(context, t));
-    return t;
+    return normal_transformer(context, rng_make(5, 0), 0.4f, &d);
 }
 
 static mha_transformer *make(mha_context *context)
@@ -84,13 +79,6 @@ static mha_tensor floats(float *data, int64_t n, int64_t width)
     return mha_tensor_contiguous(data, MHA_F32, 3, (const int64_t[]){B, n, width});
 }
 
-static mha_tensor draw(int32_t *ids)
-{
-    rng r = rng_make(6, 0);
-    for (int i = 0; i < B * T; i++) ids[i] = (int32_t)rng_between(&r, 0, V - 1);
-    return mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, T});
-}
-
 static void compare_steps(const mha_layer_desc *outer, const char *said)
 {
     mha_context *one = context_with(1), *several = context_with(3);
@@ -98,7 +86,7 @@ static void compare_steps(const mha_layer_desc *outer, const char *said)
     static int32_t ids[B * T];
     mha_transformer *t = make_of(one, outer);
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
-    const mha_tensor tokens = draw(ids), all = floats(whole, T, V);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), all = floats(whole, T, V);
     input.tokens = &tokens;
     expect_ok(mha_transformer_forward(one, t, &input, NULL, &all, NULL, NULL));
     mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
@@ -175,7 +163,8 @@ static void compare_maps(const mha_layer_desc *outer, const char *weight)
     static int32_t ids[B * T];
     mha_transformer *t = make_of(context, outer);
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
-    const mha_tensor tokens = draw(ids), all = floats(logits, T, V), again = floats(other, T, V);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), all = floats(logits, T, V),
+                     again = floats(other, T, V);
     mha_attention_outputs outputs[L];
     mha_tensor tensors[L];
     const mha_attention_outputs *list[L];
@@ -233,7 +222,8 @@ static void descriptions_vary(void)
     static int32_t ids[B * T];
     mha_transformer *t = make(context), *varied = NULL;
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
-    const mha_tensor tokens = draw(ids), all = floats(whole, T, V), to = floats(other, T, V);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), all = floats(whole, T, V),
+                     to = floats(other, T, V);
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_layer_desc layers[L] = {net, gated, net};
     input.tokens = &tokens;
@@ -283,7 +273,7 @@ static void train(mha_context *context, const mha_transformer *from, float *data
                                   .clip = 1,
                                   .head_grade = 0.5};
     expect_ok(mha_trainer_create(context, t, NULL, &how, &trainer));
-    const mha_tensor tokens = draw(ids);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V);
     for (int i = 0; i < B * T; i++) next[i] = i % T ? ids[i - 1] : -1; /* the previous token */
     const mha_tensor targets = mha_tensor_contiguous(next, MHA_I32, 2, (const int64_t[]){B, T});
     const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
@@ -376,7 +366,7 @@ static void effects_are_those_of_gates(void)
     int64_t heads[L * H], first[L * H + 1], count = 0;
     float gates[L * H], dgates[L * H] = {0};
     double whole, without[L * H], estimates[L * H];
-    draw(ids);
+    fixed_tokens(ids, B, T, V);
     const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (int64_t[]){1, T});
     expect_ok(mha_effect_loss(ids, 1, T, 1, 0, terms));
     const mha_effect_text text = {
@@ -519,7 +509,7 @@ static void means_have_the_width_of_the_widest_layer(void)
     mha_layer_desc layers[L] = {net, gated, net};
     mha_transformer *t = NULL;
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
-    const mha_tensor tokens = draw(ids), all = floats(logits, T, V),
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), all = floats(logits, T, V),
                      closed = mha_tensor_contiguous(gates, MHA_F32, 2, (const int64_t[]){L, H}),
                      wide = mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){L, H * WIDE}),
                      narrow = mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){L, H * 8});
@@ -543,7 +533,7 @@ static void layers_have_either_part(void)
     mha_context *context = context_with(2);
     static float logits[2][B * T * V], gradient[2][1 << 14];
     static int32_t ids[B * T];
-    const mha_tensor tokens = draw(ids), dlogits = floats(logits[0], T, V);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V), dlogits = floats(logits[0], T, V);
     for (int k = 0; k < 2; k++) {
         const mha_layer_desc both[BOTH] = {space, gated}, none = {.struct_size = sizeof none};
         mha_layer_desc each[EACH] = {space, none, gated, none};
@@ -555,16 +545,11 @@ static void layers_have_either_part(void)
         d.layer_heads = heads + (k ? BOTH : 0);
         d.layer_kv_heads = kv + (k ? BOTH : 0);
         d.feed_forward = MHA_FEED_FORWARD_RELU2;
-        mha_transformer *t = NULL;
+        mha_transformer *t = normal_transformer(context, rng_make(7, 0), 0.3f, &d);
         mha_activations *a = NULL;
         mha_transformer_input input = MHA_INIT(mha_transformer_input);
         const mha_tensor all = floats(logits[k], T, V);
-        expect_ok(mha_transformer_create(context, &d, &t));
         assert_true(mha_transformer_size(t) <= 1 << 14);
-        rng r = rng_make(7, 0);
-        float *data = mha_transformer_data(t);
-        for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = 0.3f * rng_normal(&r);
-        expect_ok(mha_transformer_update(context, t));
         expect_ok(mha_activations_create(context, t, B * T, 0, &a));
         input.tokens = &tokens;
         expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));

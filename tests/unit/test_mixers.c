@@ -3,6 +3,7 @@
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
+#include "support/small_model.h"
 #include "support/suite.h"
 
 #include <multihead/transformer.h>
@@ -57,14 +58,8 @@ static void begin(run *r)
                                     .layer_heads = heads,
                                     .layer_kv_heads = kv_heads,
                                     .layers = layers};
-    rng x = rng_make(8, 0);
-    *r = (run){.t = NULL};
-    expect_ok(mha_transformer_create(context, &d, &r->t));
-    float *data = mha_transformer_data(r->t);
-    for (int64_t i = 0; i < mha_transformer_size(r->t); i++) data[i] = rng_normal(&x);
-    expect_ok(mha_transformer_update(context, r->t));
-    for (int i = 0; i < T; i++) ids[i] = (int32_t)rng_between(&x, 0, V - 1);
-    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){1, T}),
+    *r = (run){.t = normal_transformer(context, rng_make(8, 0), 1, &d)};
+    const mha_tensor tokens = fixed_tokens(ids, 1, T, V),
                      all = mha_tensor_contiguous(logits, MHA_F32, 3, (const int64_t[]){1, T, V});
     const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &tokens};
     expect_ok(mha_activations_create(context, r->t, T, 0, &r->a));

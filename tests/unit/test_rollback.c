@@ -4,6 +4,7 @@
 #include "support/failing_alloc.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
+#include "support/small_model.h"
 #include "support/suite.h"
 
 #include <multihead/transformer.h>
@@ -60,13 +61,7 @@ static mha_transformer *make(mha_context *context, int kind)
                                     .layer_heads = heads,
                                     .layer_kv_heads = kv,
                                     .layers = layers};
-    mha_transformer *t = NULL;
-    rng r = rng_make(5, (uint64_t)kind);
-    expect_ok(mha_transformer_create(context, &d, &t));
-    for (int64_t i = 0; i < mha_transformer_size(t); i++)
-        mha_transformer_data(t)[i] = 0.4f * rng_normal(&r);
-    expect_ok(mha_transformer_update(context, t));
-    return t;
+    return normal_transformer(context, rng_make(5, (uint64_t)kind), 0.4f, &d);
 }
 
 /* A decoder, and what it should hold. */
