@@ -200,7 +200,7 @@ BASES = {  # settings of each family with which more of its fields matter
     "internlm3": [dict(head_dim=8, pad_token_id=0, rope_parameters=DEFAULT),
                   dict(head_dim=16, pad_token_id=0, attention_bias=True, mlp_bias=True)],
     "cwm": [dict(head_dim=8, sliding_window=5, layer_types=TYPES, rope_parameters=LLAMA3),
-            dict(head_dim=16, sliding_window=6, layer_types=TYPES[::-1], mlp_bias=True, rope_parameters=DEFAULT)],
+            dict(head_dim=16, sliding_window=6, layer_types=TYPES[::-1], mlp_bias=True, rope_parameters=LINEAR)],
     "granite_swa": [dict(sliding_window=5, layer_types=TYPES, rope_parameters=DEFAULT),
                     dict(sliding_window=5, layer_types=TYPES[::-1], layer_rope_theta=[0, 5e3], attention_bias=True,
                          attention_multiplier=0.2, rope_parameters=DEFAULT)],

@@ -1,9 +1,10 @@
 """Decoders that differ from Llama or GPT-2 in few settings, compared with transformers in float64: logits,
 maps, greedy tokens, gradients, and their own folders. The models are random."""
+import re
+
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import checkpoint_ctypes as ck
 import multihead
@@ -125,19 +126,95 @@ KINDS = {
     "olmo, biases": ("Olmo", {**SIZES, "attention_bias": True, "tie_word_embeddings": True}),
     "olmo, yarn": ("Olmo", {**SIZES, "num_key_value_heads": 4, "rope_parameters": YARN})}
 FAMILIES = [kind for kind in KINDS if "," not in kind]
-DENSE = [kind for kind in FAMILIES if not any(part in kind for part in ("moe", "dots1", "minimax", "internlm3"))]
+TRAINED = [kind for kind in FAMILIES if kind != "olmo" and "moe" not in kind and kind not in ("dots1", "minimax_m2")]
+# Names of transformers: the library's, after the prefix of the model or of a layer.
+OUTER = {"wte": "embed_tokens", "word_embeddings": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm",
+         "word_embeddings_layernorm": "embed_norm", "norm_f": "norm", "final_layer_norm": "norm",
+         "final_layernorm": "norm", "layer_norm": "norm", "output_projection": "lm_head"}
+LAYER = {"ln_1": "self_attn_norm", "norm_1": "self_attn_norm", "input_layernorm": "self_attn_norm",
+         "ln_attn": "self_attn_norm", "self_attn_layer_norm": "self_attn_norm", "ln_2": "mlp_norm", "norm_2": "mlp_norm",
+         "post_attention_layernorm": "mlp_norm", "ln_mlp": "mlp_norm", "final_layer_norm": "mlp_norm"}
+LAYER |= {f"{attention}.{theirs}": f"self_attn.{ours}" for attention in ("attn", "attn.attention", "self_attn")
+          for theirs, ours in dict(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", out_proj="o_proj", dense="o_proj",
+                                   c_proj="o_proj", o_proj="o_proj").items()} | {"self_attention.dense": "self_attn.o_proj"}
+LAYER |= dict.fromkeys(("fc1", "mlp.fc1", "mlp.c_fc", "mlp.fc_in", "mlp.dense_h_to_4h", "ffn.up_proj"), "mlp.up_proj")
+LAYER |= dict.fromkeys(("fc2", "mlp.fc2", "mlp.c_proj", "mlp.fc_out", "mlp.dense_4h_to_h", "ffn.down_proj"),
+                       "mlp.down_proj")
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def made(request, tmp_path_factory):
-    name, sizes = KINDS[request.param]
-    net = make_net(name, sizes)
+    net = make_net(*KINDS[request.param])
     return net, multihead.Model(save(net, tmp_path_factory.mktemp("decoder"), "tables" in request.param))
 
 
+@pytest.mark.gate(16)
 def test_logits_are_those_of_transformers_in_double(made):
     check_logits(*made)
 
 
+@pytest.mark.gate(6)
 def test_greedy_tokens_are_those_of_transformers(made):
     check_greedy(*made)
+
+
+@pytest.mark.gate(3)
+def test_threads_batches_and_steps_change_no_bit(made):
+    check_bits(made[1], [(1, False), (90, False)])
+
+
+@pytest.mark.gate(6)
+@pytest.mark.parametrize("made", [kind for kind in KINDS if not kind.startswith("falcon")], indirect=True)
+def test_maps_are_those_of_transformers(made):
+    """Not of Falcon, whose logits differ with output_attentions. Granite's maps omit the sink."""
+    net, model = made
+    net.set_attn_implementation("eager")
+    ids = torch.tensor([model.tokenize(TEXT).ids.tolist()])
+    with torch.no_grad():
+        theirs = [p[0].numpy() for p in net(ids, output_attentions=True).attentions]
+    ours = model.attention(TEXT).probabilities
+    assert len(theirs) == len(ours) == model.layers
+    assert all(np.abs(mine / mine.sum(-1, keepdims=True) - other).max() < 1e-5 for mine, other in zip(ours, theirs))
+
+
+@pytest.mark.gate(4)
+@pytest.mark.parametrize("made", FAMILIES, indirect=True)
+def test_own_folders_preserve_the_bits(made, tmp_path):
+    ids, ours = torch.randint(0, 97, (1, 60)).numpy(), ck.Transformer(made[1].path)
+    ours.save(tmp_path / "own")
+    assert np.array_equal(ck.Transformer(tmp_path / "own")(ids), ours(ids))
+
+
+def split_fused(net, stem, x):
+    """Rows of q, k and v: in MPT in this order, else for each head of k."""
+    config = net.config
+    heads = config.num_attention_heads
+    D, kinds = config.hidden_size // heads, [f"self_attn.{part}_proj" for part in "qkv"]
+    if stem.endswith("Wqkv"):
+        return dict(zip(kinds, x.chunk(3)))
+    shared = config.model_type == "falcon" and not config.new_decoder_architecture or stem.endswith("c_attn")
+    groups = 1 if shared and config.multi_query else getattr(config, "num_kv_heads", heads)
+    rows = x.reshape(groups, heads // groups + 2, D, *x.shape[1:])
+    return {kind: part.reshape(-1, *x.shape[1:]) for kind, part in zip(kinds, (rows[:, :-2], rows[:, -2], rows[:, -1]))}
+
+
+def as_ours(net, name, x):
+    name = re.sub(r"^(transformer|model\.decoder|model|biogpt)\.", "", name)
+    layer, stem, kind = re.fullmatch(r"((?:h|blocks|layers)\.\d+\.)?(.+)\.(\w+)", name).groups()
+    layer = layer and re.sub(r"^\w+", "layers", layer)
+    if stem.endswith(("query_key_value", "c_attn", "Wqkv")):
+        return {f"{layer}{part}.{kind}": rows for part, rows in split_fused(net, stem, x).items()}
+    if stem == "mlp.gate_up_proj":
+        return {f"{layer}mlp.{part}_proj.{kind}": rows for part, rows in zip(("gate", "up"), x.chunk(2))}
+    if kind == "sinks":
+        return {f"{layer}self_attn.sinks": x}
+    ours = (LAYER if layer else OUTER).get(stem, stem)
+    if net.config.model_type == "exaone4" and "layernorm" in stem:
+        ours = {"post_attention_layernorm": "self_attn_post_norm", "post_feedforward_layernorm": "mlp_post_norm"}[stem]
+    return {f"{layer or ''}{ours}.{kind}": x[2:] if stem == "embed_positions" else x}
+
+
+@pytest.mark.gate(3)
+@pytest.mark.parametrize("made", [*TRAINED, "falcon, groups", "falcon, alibi", "gpt_bigcode, all heads"], indirect=True)
+def test_gradients_are_those_of_torch(made):
+    check_gradients(made[0], ck.Transformer(made[1].path), as_ours)

@@ -25,8 +25,10 @@ static mha_status read_ernie(const mhai_config *config, mhai_family_plan *plan)
                                            .usual_first = 1,
                                            .flags = MHA_EXPERTS_SCORE_BIAS};
     const int64_t last = plan->desc.num_layers - 1;
-    int64_t end, step;
+    int64_t end, step, used;
     double least;
+    MHA_TRY(mhai_config_count(config, "moe_k", 1, MHA_EXPERTS_MOST, &used));
+    MHA_TRY(mhai_config_optional(config, "num_experts_per_tok", used, used, used, &used));
     MHA_TRY(mhai_config_optional(config, "moe_layer_interval", 1, MHAI_MOST_LAYERS, 1, &step));
     MHA_TRY(mhai_config_optional(config, "moe_layer_end_index", -1, MHAI_MOST_LAYERS, -1, &end));
     MHA_TRY(mhai_config_number(config, "moe_norm_min", 1e-12, &least));

@@ -23,9 +23,10 @@ static mha_status read_bases(const mhai_config *config, mhai_family_plan *plan)
             plan->layers[i].flags |= MHA_LAYER_NO_ROPE;
         else if (!json_is_number(own) || json_number_value(own) < base ||
                  json_number_value(own) > base)
-            return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, key,
-                                    "is neither 0 nor rope_theta %g for layer %lld", base,
-                                    (long long)i);
+            return mhai_config_fail(
+                MHA_ERR_UNSUPPORTED, config, key,
+                "is neither 0 nor the 'rope_theta' of 'rope_parameters', %g, for layer %lld", base,
+                (long long)i);
     }
     return MHA_OK;
 }

@@ -29,6 +29,9 @@ static mha_status read_rotated(const mhai_config *config, mhai_family_plan *plan
     MHA_TRY(mhai_rope_number(config, "partial_rotary_factor", part, &part));
     MHA_TRY(mhai_read_rope(config, plan));
     if (rotated == 0) return MHA_OK;
+    if (json_is_null(json_object_get(config->root, "partial_rotary_factor")))
+        return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "partial_rotary_factor",
+                                "is null; remove it");
     if (rotated % 2 || (part > 0 && rotated != (int64_t)((double)width * part)))
         return mhai_config_fail(MHA_ERR_MODEL, config, "rotary_dim",
                                 "is %lld, expected an even number that agrees with "
