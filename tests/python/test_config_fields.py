@@ -259,7 +259,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "no_rope_layers": [0, 1], "no_rope_layer_interval": 1, "use_qkv_bias": True, "qk_layernorm": True,
          "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": True, "clip_qkv": 2.0,
          "mlp_only_layers": [0], "decoder_sparse_step": 2, "num_dense_layers": 1, "use_expert_bias": False,
-         "n_inner": 44, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "relative_key",
+         "n_inner": 44, "n_embed": 16, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "relative_key",
          "quantization_config": {"bits": 4}, "pruned_heads": {"0": [1]}, "per_layer_config": {"0": {"head_dim": 4}},
          "rope_scaling": LINEAR, "attention_factor": 0.5, "low_freq_factor": 0.5, "high_freq_factor": 9.0,
          "scale_attn_by_inverse_layer_idx": True, "is_decoder": True, "add_cross_attention": True,
@@ -494,6 +494,7 @@ def test_every_field_is_swept():
         images = "vision", "vit", "dinov2", "dinov3", "clip", "siglip"  # test_pictures_hf.py
         text = path.read_text() if path.stem not in ("multihead", *others, *images) else ""
         read |= set(re.findall(r'mhai_config_(?!name)\w+\(\w+,\s*"(\w+)"', text))
+        read |= set(re.findall(r'(?:mhai_read_flag\(\w+,|\.(?:act|bias|ff_bias|norm)_key =|\.inner =)\s*"(\w+)"', text))
         for names in re.findall(r'(?:refused\[\]|shape_keys \w+|rope_kind \w+|experts_kind \w+) = {(.*?)}', text, re.S):
             read |= set(re.findall(r'"(\w+)"', names))
     swept = {"rope_parameters", "model_type", *OTHER, *ROPE}

@@ -4,6 +4,7 @@
 #include "model/arch/family.h"
 
 static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor", 1e5, 1, true};
+static const mhai_rope_kind cwm_rope = {NULL, "rope_theta", "partial_rotary_factor", 1e6, 1, true};
 static const char *const out_biases[] = {"attention_out_bias", NULL};
 
 /* The output projection assumes that the heads are as wide as the model. */
@@ -87,4 +88,5 @@ const mhai_family mhai_family_cwm = {.model_type = "cwm",
                                      .whole = true,
                                      .usual_head_dim = 128,
                                      .epsilon = 1e-5,
+                                     .rope = &cwm_rope,
                                      .read = read_cwm};
