@@ -14,7 +14,8 @@ enum {
     MHAI_GGUF_REORDERED = 8, /* converters reorder value heads that share a key head */
     MHAI_GGUF_SPACES = 16,   /* layers of Mamba-2 */
     MHAI_GGUF_KINDS = 32,    /* layers with a feed-forward length have nothing else */
-    MHAI_GGUF_LATENT = 64    /* latent attention */
+    MHAI_GGUF_LATENT = 64,   /* latent attention */
+    MHAI_GGUF_PREDICTS = 128 /* block_count includes layers that predict further tokens */
 };
 
 typedef struct mhai_gguf_reading {
