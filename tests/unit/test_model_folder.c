@@ -212,7 +212,8 @@ static void test_config_fields(void)
         {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a string"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
          "model_type 'parrot' is not known; known: bert, roberta, electra, distilbert, "
-         "xlm-roberta, albert, mpnet, modernbert, nomic_bert, gpt2, gpt_neox, llama, mistral, "
+         "xlm-roberta, albert, mpnet, modernbert, nomic_bert, deberta, deberta-v2, gpt2, gpt_neox, "
+         "llama, mistral, "
          "mixtral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
          "qwen3_next, qwen3_5_text, qwen3_5, lfm2, qwen3_moe, qwen3_5_moe_text, qwen3_5_moe, "
          "olmoe, lfm2_moe, smollm3, stablelm, glm4, olmo2, olmo3, olmo_hybrid, bamba, "
