@@ -6,6 +6,7 @@
 #include "support/small_model.h"
 #include "support/suite.h"
 
+#include <multihead/attribution.h>
 #include <multihead/head_pass.h>
 #include <multihead/transformer.h>
 
@@ -318,6 +319,35 @@ static void patched_queries_enter_the_terms(void)
     mha_transformer_destroy(t);
 }
 
+/* Weights from tokens to a token are those of the map. */
+static void attribution_reads_rows(void)
+{
+    static run all;
+    static int32_t ids[B * T];
+    enum { FIRST = 4, COUNT = 3, KEY = 7 };
+    mha_context *context = context_with(1);
+    mha_transformer *t = make(context, &kinds[0]);
+    const mha_tensor tokens = fixed_tokens(ids, B, T, V);
+    const mha_tensor text = mha_tensor_contiguous(ids, MHA_I32, 1, (const int64_t[]){T});
+    double weights[L * H];
+    const mha_head_attribution_desc desc = {.struct_size = sizeof desc,
+                                            .from_first = FIRST,
+                                            .from_count = COUNT,
+                                            .to_first = KEY,
+                                            .to_count = 1};
+    mha_head_attribution found = {.struct_size = sizeof found, .weights = weights};
+    forward(context, t, &tokens, NULL, NULL, &all);
+    expect_ok(mha_transformer_head_attribution(context, t, &text, &desc, &found));
+    for (int i = 0; i < L * H; i++) {
+        const float *map = all.maps + i / H * CELLS + i % H * T * T;
+        double mean = 0;
+        for (int64_t row = FIRST; row < FIRST + COUNT; row++)
+            mean += (double)map[row * T + KEY] / COUNT;
+        assert_true(fabs(weights[i] - mean) < 1e-12);
+    }
+    mha_transformer_destroy(t);
+}
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 static void descriptions_are_checked(void)
@@ -395,4 +425,4 @@ static void gradients_are_refused(void)
 
 RUN_TESTS(TEST(maps_are_plain_loops), TEST(batches_threads_and_lengths_change_no_bit),
           TEST(pruning_keeps_the_maps_of_other_heads), TEST(patched_queries_enter_the_terms),
-          TEST(descriptions_are_checked), TEST(gradients_are_refused))
+          TEST(attribution_reads_rows), TEST(descriptions_are_checked), TEST(gradients_are_refused))
