@@ -147,7 +147,7 @@ static double numbers_described(const mha_transformer_desc *d, bool shared)
     const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
     const double D = (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
     const double memory = (double)(d->memory_dim ? d->memory_dim : d->embed_dim);
-    double layers = 0, layer = 0, bias = 0;
+    double layers = 0, layer = 0, bias = 0, relative = 0;
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
         const double heads = (double)mha_transformer_heads(d, i);
@@ -157,6 +157,9 @@ static double numbers_described(const mha_transformer_desc *d, bool shared)
                   : l->mixer == MHA_MIXER_SHORT_CONVOLUTION ? 4 * E * E
                                                             : delta_described(l, E, groups, heads);
         if (l) bias = fmax(bias, (double)l->t5_buckets * heads);
+        if (l && l->relative_rows > 0)
+            relative = l->flags & MHA_LAYER_RELATIVE_TABLE ? (double)l->relative_rows * D
+                                                           : (double)l->relative_rows * E;
     }
     if (d->flags & MHA_TRANSFORMER_CROSS)
         layer += 2 * E * (double)d->num_heads * D + 2 * memory * kv * D;
@@ -165,7 +168,8 @@ static double numbers_described(const mha_transformer_desc *d, bool shared)
     for (int64_t i = 0; i < d->num_layers; i++)
         if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     layers += (double)d->num_layers * layer;
-    double all = layers / (shared ? (double)d->num_layers : 1) + bias + (double)d->vocab_size * W;
+    double all =
+        layers / (shared ? (double)d->num_layers : 1) + bias + relative + (double)d->vocab_size * W;
     if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * W;
     all += (double)d->type_count * W;
     if (width_of_tables(d) != d->embed_dim) all += W * E;
