@@ -27,6 +27,7 @@ typedef struct loading {
     mha_gguf *gguf;     /* NULL: a folder */
     const mha_model_options *how;
     bool encoder; /* load the encoder of a folder with two towers */
+    bool alone;   /* its config.json says that it has no decoder */
     bool array;   /* copy parameters into an array; false: read them from the file */
     const mhai_family *family, *listed; /* in family.c */
     mhai_family renamed;
@@ -412,6 +413,11 @@ static mha_status check_all_used(const loading *l)
 {
     for (int64_t i = 0; i < l->stored->weights.count; i++) {
         const char *name = mhai_weights_name(&l->stored->weights, i);
+        if (l->alone && (!strncmp(name, "decoder.", 8) || !strncmp(name, "model.decoder.", 14)))
+            return mhai_path_fail(MHA_ERR_MODEL, l->config,
+                                  "'is_encoder_decoder' is false, but the weights have a decoder, "
+                                  "'%s'; remove the field, or open FOLDER/encoder",
+                                  mhai_show_name(name).text);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
             return mhai_path_fail(MHA_ERR_MODEL, l->stored->weights.path,
                                   "has weight '%s', which %s does not imply; %s",
@@ -540,7 +546,7 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     if (l->listed->encoder && !l->encoder) {
         bool both;
         MHA_TRY(mhai_config_bool(config, "is_encoder_decoder", true, &both));
-        l->encoder = !both; /* a saved T5EncoderModel */
+        l->encoder = l->alone = !both; /* a saved T5EncoderModel */
     }
     if (l->encoder) l->listed = l->listed->encoder;
     l->config = config->path;
