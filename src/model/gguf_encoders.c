@@ -68,12 +68,15 @@ mha_status mhai_gguf_towers(const mhai_gguf_reading *r)
     } counts[] = {{"decoder_block_count", "num_decoder_layers"},
                   {"attention.relative_buckets_count", "relative_attention_num_buckets"}};
     const bool gated = mha_gguf_find(r->file, "enc.blk.0.ffn_gate.weight") >= 0;
+    /* the first version scales the input of its output, the token table, and has no gates */
+    const bool scaled = !gated && mha_gguf_find(r->file, "output.weight") < 0;
     mha_gguf_value value;
     for (int i = 0; i < 2; i++)
         if (mhai_gguf_key(r, counts[i].key, &value))
             MHA_TRY(mhai_gguf_take(r, &value, false, r->root, counts[i].field));
     return rename_all(r, names, 5) &&
                    mhai_put_text(r->root, "feed_forward_proj", gated ? "gated-gelu" : "relu") &&
+                   mhai_put_bool(r->root, "scale_decoder_outputs", scaled) &&
                    mhai_put_bool(r->root, "is_encoder_decoder", strcmp(r->name, "t5encoder") != 0)
                ? MHA_OK
                : MHA_NO_MEMORY("model");
