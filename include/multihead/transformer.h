@@ -305,7 +305,7 @@ typedef struct mha_layer_desc {
      * e_r is a row of embed_relative [R,E], which all layers share. The terms are a bias [B,H,T,T] of
      * the layer's attention: scores include it at MHA_SCORES_BIASED, and activations have
      * H min(max_tokens, max_length) more floats for each token and layer. Queries and keys are those
-     * after patches. Forward calls only, without MHA_TRANSFORMER_CAUSAL, cross-attention, softcap,
+     * after patches. Only without MHA_TRANSFORMER_CAUSAL, cross-attention, softcap,
      * norms of queries and keys, output gates, rotations and latents; kv_heads is num_heads */
     int64_t relative_rows, relative_buckets, relative_max_distance;
 } mha_layer_desc;

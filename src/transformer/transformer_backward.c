@@ -51,10 +51,10 @@ static float *place_of(const call *c, int64_t offset)
 }
 
 /* Backpropagate dy through norm(x), and store or add the result in dx. */
-static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, const float *dy,
-                       uint32_t flags, float *dx)
+static mha_status norm_rows(const call *c, const mhai_place_norm *place, const float *x,
+                            const float *dy, int64_t rows, uint32_t flags, float *dx)
 {
-    const int64_t width = place->width, rows = mhai_tokens(c->a);
+    const int64_t width = place->width;
     const bool all = c->out.parameters, centred = c->t->desc.norm != MHA_NORM_RMS;
     const bool biased = place->bias >= 0;
     mha_tensor in = mhai_transformer_rows(x, rows, width, width);
@@ -75,6 +75,12 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
                                       .epsilon = c->t->desc.norm_epsilon};
     return centred ? mha_layer_norm_backward(c->context, &norms)
                    : mha_rms_norm_backward(c->context, &norms);
+}
+
+static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, const float *dy,
+                       uint32_t flags, float *dx)
+{
+    return norm_rows(c, place, x, dy, mhai_tokens(c->a), flags, dx);
 }
 
 /* Compute the gradients of the parameters and of the input (dx; NULL: not requested). */
@@ -202,6 +208,32 @@ static void add_outputs(const call *c, const float *gradient, int64_t layer)
     }
 }
 
+/* Backpropagate from the bias of content-position terms to queries and keys in c->wide, and to the
+ * parameters. */
+static mha_status relative(const call *c, const mhai_place_attention *place, int64_t layer,
+                           float *dbias)
+{
+    const mhai_call forward = {.context = c->context, .t = c->t, .input = c->input, .a = c->a};
+    const mha_transformer *t = c->t;
+    const int64_t E = t->desc.embed_dim;
+    mhai_relative_gradient to;
+    float *memory;
+    MHA_TRY(mhai_relative_backward(&forward, layer, dbias, c->wide, c->out.parameters, &to));
+    if (!to.projected) return MHA_OK;
+    const mhai_place_linear *by = place->positions.outputs > 0 ? &place->positions : &place->in;
+    const float *table = mhai_transformer_numbers(t, t->relative) + to.first * E;
+    MHA_TRY(take(c, to.count, E, &memory));
+    const mha_tensor in = mhai_transformer_rows(to.embeddings, to.count, E, E);
+    const mha_tensor dy = mhai_transformer_rows(to.projected, to.count, by->outputs, by->outputs);
+    const mha_tensor dx = mhai_transformer_rows(memory, to.count, E, E);
+    MHA_TRY(linear(c, by, &in, &dy, 0, &dx));
+    if (t->relative_norm.weight >= 0)
+        MHA_TRY(norm_rows(c, &t->relative_norm, table, memory, to.count, 0, memory));
+    mhai_transformer_add(c->context, to.count * E, place_of(c, t->relative) + to.first * E, 1,
+                         memory, place_of(c, t->relative) + to.first * E);
+    return MHA_OK;
+}
+
 /* Backpropagate through attention: from the heads (c->also) to q, k and v. */
 static mha_status attention(const call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, int64_t layer, bool cross)
@@ -219,11 +251,17 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     mha_tensor gates = mhai_transformer_vector(c->gates, count.q);
     mha_tensor dsinks = mhai_transformer_vector(c->sinks, count.q), dt5 = place->t5_table;
     dt5.data = c->t5;
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    mha_tensor dbias = kept->bias;
+    if (kept->relative)
+        MHA_TRY(mha_scratch_alloc(c->context, a->B * count.q * a->T * a->T, sizeof(float),
+                                  &dbias.data));
     const mha_attention_gradients wanted = {.struct_size = sizeof wanted,
                                             .q = &gradient.q,
                                             .k = &gradient.k,
                                             .v = &gradient.v,
                                             .gates = dgates ? &gates : NULL,
+                                            .bias = kept->relative ? &dbias : NULL,
                                             .sink_logits = sinks ? &dsinks : NULL,
                                             .t5_table = t5 ? &dt5 : NULL};
     MHA_TRY(mha_attention_backward(
@@ -240,6 +278,8 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     if (dgates) add_gates(c, dgates, layer, count);
     if (sinks) add_numbers(c, place->sinks, &dsinks);
     if (t5) add_numbers(c, place->t5, &dt5);
+    if (kept->relative) MHA_TRY(relative(c, place, layer, dbias.data));
+    mha_scratch_release(c->context, mark);
     return cross ? MHA_OK : position(c, place, kept, x, layer, &gradient);
 }
 
