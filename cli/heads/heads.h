@@ -18,6 +18,7 @@
 typedef struct heads_options {
     args_texts texts;             /* from the command line */
     args_texts attention, tokens; /* files of maps instead of a model, and of their tokens */
+    args_texts images;            /* files and folders instead of texts */
     const char *model, *text_file, *conllu, *example;
     int whole, truncate, predict, words;
     int64_t max_tokens, random;
@@ -52,6 +53,7 @@ typedef struct heads_source {
     size_t bytes;
     const conllu_sentence *gold; /* NULL: no links */
     const char *file;            /* NULL: from the command line */
+    bool image;                  /* the file is an image; no text */
     int64_t line, offset;        /* offset: bytes of the text before this piece */
 } heads_source;
 
@@ -65,6 +67,9 @@ typedef struct heads_sources {
 cli_exit heads_sources_read(const heads_options *options, text_model *model,
                             heads_sources *sources);
 
+/* All images of --image. */
+cli_exit heads_images_read(const heads_options *options, heads_sources *sources);
+
 /* The results. */
 typedef struct heads_found {
     const text_model *model;
@@ -73,12 +78,13 @@ typedef struct heads_found {
     int64_t count;          /* heads of all layers */
     const mha_study *study; /* owns the results; NULL: the maps come from arrays */
     bool stopped;           /* stopped by a signal before the last text */
+    bool images;            /* texts are images */
     float *gates;           /* [layers, heads] 0: ablated; NULL: none */
 } heads_found;
 
 cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 
-/* text_model_encode() of a text, with the limits of the options. */
+/* text_model_encode() of a text, with the limits of the options; the patches of an image. */
 cli_exit heads_source_encode(const heads_options *options, text_model *model,
                              const heads_source *source, mha_tokens **tokens);
 

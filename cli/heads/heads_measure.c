@@ -43,6 +43,7 @@ cli_exit heads_source_encode(const heads_options *options, text_model *model,
                              const heads_source *source, mha_tokens **tokens)
 {
     const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
+    if (source->image) return text_model_read_image(model, source->file, tokens);
     text_model_where(model, source->file, source->line);
     return text_model_encode(model, &limits, source->text, source->bytes, NULL, 0, tokens);
 }
@@ -254,6 +255,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     found->of = *j->is;
     if (!options->corpus) found->of.corpus = NULL; /* stored in the state only */
     found->study = j->study;
+    found->images = options->images.count > 0;
     found->gates = j->gates.data;
     found->stopped = j->stopped;
     return CLI_OK;

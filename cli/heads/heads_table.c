@@ -35,7 +35,19 @@ static const table_column scores[] = {
     SCORE("even", "evenness"),
     SCORE("dist", "distance")};
 
+static const table_column of_patches[] = {
+    {"local", COLUMN_WIDTH - 1, 2, TABLE_PLAIN, {.name = "patch_local"}},
+    SCORE("row", "same_row"),
+    SCORE("col", "same_col"),
+    SCORE("self", "self"),
+    SCORE("cls", "cls"),
+    SCORE("reg", "registers"),
+    SCORE("even", "evenness"),
+    SCORE("dist", "patch_distance"),
+    SCORE("cos", "cosine")};
+
 enum { SCORES = sizeof scores / sizeof *scores };
+_Static_assert(sizeof of_patches == sizeof scores, "as many columns");
 
 /* The number of columns that fit beside the roles. */
 static int columns_that_fit(int64_t width)
@@ -71,8 +83,9 @@ static void print_title(const heads_found *found, int64_t width)
     if (used >= 400) used = 399; /* for very long names */
     if (found->of.texts)
         used +=
-            (size_t)snprintf(line + used, LINE_BYTES - used, "%s text%s, %s tokens%s",
-                             words_count(found->of.text_count).text, words_s(found->of.text_count),
+            (size_t)snprintf(line + used, LINE_BYTES - used, "%s %s%s, %s tokens%s",
+                             words_count(found->of.text_count).text,
+                             found->images ? "image" : "text", words_s(found->of.text_count),
                              words_count(found->of.token_count).text, found->of.random ? "; " : "");
     if (found->of.random)
         snprintf(line + used, LINE_BYTES - used,
@@ -81,13 +94,14 @@ static void print_title(const heads_found *found, int64_t width)
     cli_print_wrapped("", line, width);
 }
 
-static void print_row(table *t, const mha_study_found *found, const heads_row *row, int fit)
+static void print_row(table *t, const mha_study_found *found, const heads_row *row,
+                      const table_column *shown, int fit)
 {
     char line[LINE_BYTES];
     table_text(t, "L%" PRId64 "H%" PRId64, row->layer, row->head);
     for (int i = 0; i < fit; i++) {
         const mha_head_score s = mha_study_score(
-            found, row->layer, row->head, mha_study_score_find(found, scores[i].field.name, true));
+            found, row->layer, row->head, mha_study_score_find(found, shown[i].field.name, true));
         table_number(t, s.rows > 0 ? s.value : (double)NAN);
     }
     list_roles(found->texts, row, line);
@@ -114,13 +128,14 @@ void heads_print(const heads_options *options, const heads_found *found, const h
     const int fit = columns_that_fit(terminal.columns);
     table_column columns[SCORES + 2] = {{"head", -HEAD_WIDTH, 0, TABLE_PLAIN, {0}}};
     table t = {.columns = columns, .limit = terminal.columns, .ascii = terminal.ascii};
-    memcpy(columns + 1, scores, (size_t)fit * sizeof *scores);
+    const table_column *shown = found->images ? of_patches : scores;
+    memcpy(columns + 1, shown, (size_t)fit * sizeof *shown);
     columns[1 + fit] = (table_column){.heading = fit > 0 ? " roles" : "roles"};
     print_title(found, terminal.columns);
     cli_print("\n");
     table_head(&t, fit + 2);
     for (int64_t i = 0; i < count; i++) {
-        print_row(&t, &found->of, &rows[i], fit);
+        print_row(&t, &found->of, &rows[i], shown, fit);
         if (options->details) print_details(&rows[i], terminal.columns);
     }
 }

@@ -48,7 +48,9 @@ mha_status mha_study_create(mha_context *context, mha_model *model, const mha_st
     if (mha_model_encoder(model))
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "an encoder-decoder has two texts; pass its mha_model_encoder()");
-    MHA_TRY(mhai_reader_make(model, &reader));
+    mha_model_info info = {.struct_size = sizeof info};
+    MHA_TRY(mha_model_describe(model, &info));
+    if (info.patch_size == 0) MHA_TRY(mhai_reader_make(model, &reader));
     mha_study *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
     *made = (mha_study){.context = context,
@@ -372,6 +374,13 @@ static mha_status measure(mha_study *s, const mha_tokens *tokens, const mha_stud
                            .separators = tokens->separators,
                            .special = tokens->special,
                            .segments = tokens->sentences};
+    const mha_picture *picture = tokens->picture;
+    mha_grid grid;
+    if (picture) {
+        grid = (mha_grid){picture->rows, picture->cols, picture->first, picture->registers};
+        text.grid = &grid;
+        text.separators = tokens->special; /* confidence is the largest weight on a patch */
+    }
     mha_study_found *f = &s->found;
     const int64_t lost = f->lost_links;
     MHA_TRY(check_ids(s, tokens));
