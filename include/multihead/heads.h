@@ -23,6 +23,12 @@
  *
  * Signed maps (recurrent.h): A[j] = |M[j]| / sum |M|, for mha_head_measures_signed().
  *
+ * Cross-attention (MHA_HEADS_CROSS): the keys are another text, so scores that compare a token with
+ * its own text have no rows: previous, next, self, near, distance, segment, block, cut, the
+ * duplicate and induction scores, and cosine. Offsets are j - i. MHA_MEASURE_LAST and
+ * MHA_MEASURE_MONOTONE have rows for cross-attention only; the latter is the mass on the keys with
+ * |j - t (S - 1) / (T - 1)| <= near_tokens.
+ *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
  *
  * Example, given mha_context *context, mha_tensor q, mha_tensor k, const int64_t *heads, int64_t
@@ -175,6 +181,10 @@ typedef enum mha_measure_kind {
       "mass on the token that followed the latest of several earlier occurrences", "ours")         \
     X(NEGATIVE, "negative", PLAIN, "negative weights",                                             \
       "share of a signed row's mass that is negative", "ours")                                     \
+    X(LAST, "last", SHARE, "last token of the source",                                             \
+      "cross-attention: mass on the last token of the source", "ours")                             \
+    X(MONOTONE, "monotone", SHARE, "same relative place",                                          \
+      "cross-attention: mass within two tokens of the same relative place in the source", "ours")  \
     X(PATCH_DISTANCE, "patch_distance", TOKENS, "distance in patches",                             \
       "mean distance from a patch to the patches it attends to", "Dosovitskiy 2021")               \
     X(PATCH_LOCAL, "patch_local", SHARE, "neighbouring patches",                                   \
@@ -228,7 +238,7 @@ typedef struct mha_head_measures_desc {
 enum {
     MHA_HEADS_CAUSAL = 1 << 0,        /* j <= i */
     MHA_HEADS_WINDOW = 1 << 1,        /* left_keys, right_keys and sink_keys apply */
-    MHA_HEADS_CROSS = 1 << 2,         /* queries and keys have different texts: no positions */
+    MHA_HEADS_CROSS = 1 << 2,         /* cross-attention: queries and keys have different texts */
     MHA_HEADS_QUERY_PREDICTS = 1 << 3 /* links: test the row before the word, which predicts it */
 };
 
@@ -521,6 +531,8 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
       "all tokens attend to the same few tokens", "ours, after Kovaleva 2019")                    \
     X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4,                                                  \
       "two parts of the text, each attending to itself", "ours, after Kovaleva 2019")             \
+    X(MONOTONE, "monotone", MONOTONE, 0.5, CORRECTED, 4,                                          \
+      "each token attends to the same relative place in the source", "ours")                      \
     X(PATCHES, "nearby patches", PATCH_LOCAL, 0.5, CORRECTED, 4,                                  \
       "each patch attends to itself and its neighbours", "ours, after d'Ascoli 2021")             \
     X(ROW, "own row", SAME_ROW, 0.5, CORRECTED, 4, "each patch attends to its row", "ours")       \
@@ -562,8 +574,8 @@ typedef struct mha_head_role {
 /**
  * The roles of a head, in the order of the list; there may be none. A general role is omitted if a
  * specific one implies it: diagonal and local beside previous, next and self; local beside
- * diagonal; vertical beside first token and separator; two blocks beside block;
- * roles of patches beside self; vertical also beside CLS and registers.
+ * diagonal; vertical beside first token, separator, CLS and registers; two blocks beside block;
+ * monotone beside diagonal; roles of patches beside self.
  *
  *   roles [most] out    the first `most` of them; NULL with most 0 to count
  *

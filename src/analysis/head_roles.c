@@ -58,6 +58,7 @@ static bool is_told(const role_search *x, mha_role role)
     case MHA_ROLE_ROW:
     case MHA_ROLE_COLUMN: return has[MHA_ROLE_SELF];
     case MHA_ROLE_CUT: return has[MHA_ROLE_BLOCK];
+    case MHA_ROLE_MONOTONE: return has[MHA_ROLE_DIAGONAL];
     default: return false;
     }
 }

@@ -495,6 +495,13 @@ def encoders():
          ("encoder.relative_attention_bias", 32, 2)], "encoder.layer.", ["0.", "1."],
         [(f"attention.attn.{name}", 4, 4) for name in "qkvo"] + [("intermediate.dense", 6, 4), ("output.dense", 4, 6)],
         ["attention.LayerNorm", "output.LayerNorm"], {name: (4,) for name in norm})
+    yield {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": "c2p|p2c", "position_buckets": 4,
+           "norm_rel_ebd": "layer_norm", "position_biased_input": False, **sizes}, made(
+        [("embeddings.word_embeddings", V, 4), ("encoder.rel_embeddings", 8, 4)], "encoder.layer.", ["0.", "1."],
+        [(f"attention.self.{name}_proj", 4, 4) for name in ("query", "key", "value", "pos_key", "pos_query")]
+        + [("attention.output.dense", 4, 4), ("intermediate.dense", 6, 4), ("output.dense", 4, 6)],
+        ["attention.output.LayerNorm", "output.LayerNorm"],
+        {name: (4,) for name in (*norm, "encoder.LayerNorm.weight", "encoder.LayerNorm.bias")})
     tensors = made([("embeddings.tok_embeddings", V, 4)], "layers.", ["0.", "1."],
                    [("attn.Wqkv", 12, 4), ("attn.Wo", 4, 4), ("mlp.Wi", 12, 4), ("mlp.Wo", 4, 6)],
                    ["attn_norm", "mlp_norm"], {"embeddings.norm.weight": (4,), "final_norm.weight": (4,)})
