@@ -343,7 +343,7 @@ static mha_status find_weights(loading *l)
         }
         MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,
                                  &l->stored->parameters[i]));
-        const bool stored = !row || row->form != MHAI_ZEROS;
+        const bool stored = !row || !mhai_form_is_made(row->form);
         for (int part = 0; stored && mhai_stored_part(row, part, name); part++) use(l, name);
     }
     return MHA_OK;
@@ -375,19 +375,21 @@ static bool is_zero(const loading *l, int64_t index, int64_t count)
     return zero;
 }
 
-/* Drop a bias of the output, of a family with a name for it, that is absent or 0. */
+/* Drop a bias of an output that is absent, or, of a family with a name for it, one that is absent or
+ * 0. */
 static mha_status check_bias(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
     const mha_tensor row = {.ndim = 2, .shape = {1, d->vocab_size}};
     char name[MHAI_WEIGHT_NAME];
     int64_t index;
-    if (!(d->flags & MHA_TRANSFORMER_LOGIT_BIAS) ||
+    if (d->flags & MHA_TRANSFORMER_NO_OUTPUT) d->flags &= ~(uint32_t)MHA_TRANSFORMER_LOGIT_BIAS;
+    if (!(d->flags & MHA_TRANSFORMER_LOGIT_BIAS) || l->stored->weights.gguf ||
         !mhai_family_name(l->family, "lm_head.bias", name))
         return MHA_OK;
     const bool found = mhai_weights_find(&l->stored->weights, name) >= 0;
     if (found) MHA_TRY(mhai_weights_check(&l->stored->weights, name, &row, &index));
-    if (!found || d->flags & MHA_TRANSFORMER_NO_OUTPUT || is_zero(l, index, d->vocab_size))
+    if (!found || is_zero(l, index, d->vocab_size))
         d->flags &= ~(uint32_t)MHA_TRANSFORMER_LOGIT_BIAS;
     return MHA_OK;
 }
