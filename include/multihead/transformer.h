@@ -460,7 +460,8 @@ typedef struct mha_transformer_source {
  * Rows that cannot be coded are computed in f32.
  *
  * With compute = MHA_COMPUTE_BF16 all linear layers are those of mha_linear_create_bf16() (nn.h),
- * whatever type their weights are stored in. Rows of bf16 are multiplied in place (find_rows).
+ * whatever type their weights are stored in. Rows of bf16 are multiplied in place (find_rows). With
+ * MHA_COMPUTE_TILES they are those of mha_linear_create_tiles().
  *
  * Everything else (attention, norms, embeddings) is computed in f32. Only forward calls, decoders
  * and views are supported: mha_transformer_backward() returns an error. A transformer pruned or
@@ -504,8 +505,9 @@ typedef struct mha_transformer_source {
  *          forward calls take 1 MiB + 392 KiB of scratch per thread, more if 32 rows exceed 1 MiB.
  *          With MHA_COMPUTE_INT8 they take 832 bytes for every 256 inputs of a token, and 585 KiB
  *          and 32 rows per thread if that exceeds the scratch above. With MHA_COMPUTE_BF16 they
- *          also take the size of the inputs of all tokens, and of 32 rows per thread. Backward
- *          calls take the size of one matrix.
+ *          also take the size of the inputs of all tokens, and of 32 rows per thread. With
+ *          MHA_COMPUTE_TILES they take the former and 48 KiB per thread. Backward calls take the
+ *          size of one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
  *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).

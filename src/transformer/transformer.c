@@ -818,8 +818,7 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
                              offsetof(mha_transformer_source, compute), source));
     MHA_TRY(mhai_check_flags("mha_transformer_source", own.flags, MHA_SOURCE_PACK));
     MHA_TRY(mhai_check_reserved("mha_transformer_source", own.reserved));
-    if (own.compute != MHA_COMPUTE_F32 && own.compute != MHA_COMPUTE_INT8 &&
-        own.compute != MHA_COMPUTE_BF16)
+    if ((unsigned)own.compute > MHA_COMPUTE_TILES)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_source: compute is %d, expected one of mha_compute",
                         (int)own.compute);

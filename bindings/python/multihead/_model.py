@@ -137,7 +137,7 @@ class Model:
         path     a Hugging Face folder (config.json, model.safetensors, tokenizer.json or vocab.txt), a GGUF file, or a
                  folder saved by 'multihead train -o'; docs/model-folders.md lists the families
         compute  arithmetic of linear layers: "f32"; "int8" (for weights stored in blocks) or "bf16" are faster and less
-                 accurate
+                 accurate; "tiles": bf16 as AMX computes it
 
     Weights are mapped from their files and keep their element type. A model is immutable, so any number of threads may
     share it.
