@@ -182,7 +182,8 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
     mha_transformer_describe(pass->model->transformer, &d);
     const mha_layer_desc *of = d.layers ? &d.layers[layer] : NULL;
     const bool delta = of && of->key_dim > 0, latent = of && of->latent_dim > 0;
-    const int64_t B = pass->B, T = pass->T, D = delta ? of->key_dim : info->head_dim;
+    const int64_t B = pass->B, T = pass->T;
+    const int64_t D = delta ? of->key_dim : mha_transformer_head_dim(&d, layer);
     const int64_t Dv = delta || latent ? of->value_dim : D;
     const int64_t H = mha_transformer_heads(&d, layer);
     const int64_t Hk = mha_transformer_kv_heads(&d, layer);

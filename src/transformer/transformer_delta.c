@@ -13,7 +13,9 @@ const char *mha_layer_difference(const mha_layer_desc *layer)
     static const char *const mixers[] = {NULL, "is a gated delta net", "is a short convolution",
                                          "is a state space"};
     if (!layer || (unsigned)layer->mixer > MHA_MIXER_STATE_SPACE) return NULL;
-    return layer->latent_dim > 0 ? "has latent attention"
+    return layer->kv_back > 0      ? "uses the keys and values of an earlier layer"
+           : layer->head_dim > 0   ? "has heads of another size"
+           : layer->latent_dim > 0 ? "has latent attention"
            : layer->mixer == MHA_MIXER_GATED_DELTA && layer->gate_rank > 0
                ? "is Kimi delta attention"
            : layer->flags & MHA_LAYER_OUTPUT_GATE ? "has output gates"

@@ -81,7 +81,9 @@ static const struct {
                    {"output_gate", MHA_LAYER_OUTPUT_GATE},
                    {"branch_norm", MHA_LAYER_BRANCH_NORM},
                    {"no_feed_forward", MHA_LAYER_NO_FEED_FORWARD},
-                   {"no_attention_norm", MHA_LAYER_NO_ATTENTION_NORM}};
+                   {"no_attention_norm", MHA_LAYER_NO_ATTENTION_NORM},
+                   {"v_norm", MHA_LAYER_V_NORM},
+                   {"output_scale", MHA_LAYER_OUTPUT_SCALE}};
 
 #define AT(name) #name, offsetof(mha_layer_desc, name)
 
@@ -101,7 +103,12 @@ static const struct {
                     {AT(latent_dim), 0, MHAI_MOST_WIDTH},
                     {AT(query_latent_dim), 0, MHAI_MOST_WIDTH},
                     {AT(shared_dim), 0, MHAI_MOST_WIDTH},
-                    {AT(gate_rank), 0, MHAI_MOST_WIDTH}};
+                    {AT(gate_rank), 0, MHAI_MOST_WIDTH},
+                    {AT(head_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(ff_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(kv_back), 0, MHAI_MOST_LAYERS},
+                    {AT(rope_pairs), 0, MHAI_MOST_WIDTH},
+                    {AT(input_dim), 0, MHAI_MOST_WIDTH}};
 
 static const struct {
     const char *name;
@@ -340,10 +347,7 @@ static int64_t count_factors(const mha_transformer_desc *d)
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         if (d->layers[i].rope_scaling == MHA_ROPE_SCALING_LONG) {
             const int64_t rotated = d->layers[i].rotary_dim;
-            return (rotated       ? rotated
-                    : d->head_dim ? d->head_dim
-                                  : d->embed_dim / d->num_heads) /
-                   2;
+            return (rotated ? rotated : mha_transformer_head_dim(d, i)) / 2;
         }
     return 0;
 }
