@@ -56,16 +56,20 @@ typedef enum mhai_weight_form {
     MHAI_LAYER_SCALED, /* multiplied, row by row, by layer_scale1 or 2 (its part) of its layer */
     MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
-    MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
-    MHAI_FOUR_AXES,    /* a vector, stored as [1, 1, n, 1] */
-    MHAI_ZEROS,        /* in no file: 0 */
-    MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
-    MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
-    MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
-    MHAI_HEADS,        /* [heads, rows of a head, columns] */
-    MHAI_HEADS_TURNED, /* [heads, columns, rows of a head] */
-    MHAI_EXPERT,       /* one part of a table of all experts, [experts, rows, columns] */
-    MHAI_EXPERT_PAIR,  /* like MHAI_EXPERT, with gate and up of each expert concatenated */
+    /* Of a layer's input: rows or columns of a matrix of all layers */
+    MHAI_LAYER_ROWS,
+    MHAI_LAYER_COLUMNS,
+    MHAI_KEYS_AS_VALUES, /* W_k of layers whose values are the keys before their norm and rotation */
+    MHAI_ONE_ROW,        /* a vector, stored as [1, n] */
+    MHAI_FOUR_AXES,      /* a vector, stored as [1, 1, n, 1] */
+    MHAI_ZEROS,          /* in no file: 0 */
+    MHAI_PAIRED_ROWS,    /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
+    MHAI_LAST_FIRST,     /* of each head, the rows that rotate after the others */
+    MHAI_MINUS_EXP,      /* stored as -exp() of the parameter */
+    MHAI_HEADS,          /* [heads, rows of a head, columns] */
+    MHAI_HEADS_TURNED,   /* [heads, columns, rows of a head] */
+    MHAI_EXPERT,         /* one part of a table of all experts, [experts, rows, columns] */
+    MHAI_EXPERT_PAIR,    /* like MHAI_EXPERT, with gate and up of each expert concatenated */
     /* Likewise, with alternating rows of gate and up of each expert in tables whose name has
      * "gate_up": */
     MHAI_EXPERT_MIXED,
@@ -93,6 +97,7 @@ typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
     int64_t bins;           /* of an audio encoder: num_mel_bins */
+    bool keys_as_values;    /* in layers without a window */
     bool sinusoids;         /* a file without that table implies sines, followed by cosines */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* owns the array of desc.layers */
@@ -149,16 +154,18 @@ typedef struct mhai_family {
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
     const mhai_rope_kind *ropes;   /* NULL, or two in its place, with an object for each type of
                                     * layers in rope_parameters: without a window and with one */
-    bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
+    bool partial;  /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
-    bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
-    bool mxfp4;     /* experts may be in blocks of MXFP4, as quantization_config then says */
-    bool lengths;   /* the rotation may depend on the length of a text (longrope), as in Phi 3 */
-    bool longrope;  /* likewise, but its border is max_position_embeddings by default */
-    bool both_ways; /* read() reads use_bidirectional_attention */
-    bool may_tie;   /* whether the output is the token table depends on the weights */
-    bool tied;      /* the output is the token table unless config.json says otherwise */
-    bool old_norms; /* files may call a norm's weight and bias gamma and beta */
+    bool even;     /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
+    bool mxfp4;    /* experts may be in blocks of MXFP4, as quantization_config then says */
+    bool lengths;  /* the rotation may depend on the length of a text (longrope), as in Phi 3 */
+    bool longrope; /* likewise, but its border is max_position_embeddings by default */
+    bool proportional; /* likewise, rope_type may be proportional, as in Gemma 4 */
+    bool own_layers;   /* read() reads per_layer_config */
+    bool both_ways;    /* read() reads use_bidirectional_attention */
+    bool may_tie;      /* whether the output is the token table depends on the weights */
+    bool tied;         /* the output is the token table unless config.json says otherwise */
+    bool old_norms;    /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
                                                                     * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
@@ -178,7 +185,7 @@ typedef struct mhai_family {
     X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
     X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
-    X(cohere) X(cohere2)                                                                          \
+    X(gemma4) X(gemma4_whole) X(gemma4_unified) X(gemma4_unified_whole) X(cohere) X(cohere2)                                                                          \
     X(bart) X(marian) X(t5) X(mt5) X(whisper)                                                     \
     X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
     X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
@@ -336,6 +343,15 @@ MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_r
  * every layer. */
 MHA_NODISCARD mha_status mhai_read_normed(const mhai_config *config, uint32_t flags,
                                           mhai_family_plan *plan);
+
+/* Read the sizes and numbers of heads of layers with and without a window or, as transformers saves
+ * them, of each layer. Call it after the windows are read (layers.c). */
+MHA_NODISCARD mha_status mhai_read_kinds_of_heads(const mhai_config *config,
+                                                  mhai_family_plan *plan);
+
+/* Let the last num_kv_shared_layers layers use the keys and values of the last layer before them of the
+ * same kind. */
+MHA_NODISCARD mha_status mhai_share_keys(const mhai_config *config, mhai_family_plan *plan);
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
