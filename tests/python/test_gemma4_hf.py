@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import checkpoint_ctypes as ck
 import multihead
+import multihead_ctypes as mha
 from decoder_checks import check_bits, check_gradients, check_greedy, check_logits, check_without_head, doubled
 from shared import rounds_like
 from test_experts_hf import make_net, save
@@ -42,10 +43,19 @@ def text_net(sizes):
     return net
 
 
+@pytest.fixture(scope="module")
+def nets():
+    return {kind: text_net(sizes) for kind, sizes in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def saved(nets, tmp_path_factory):
+    return {kind: save(net, tmp_path_factory.mktemp("gemma")) for kind, net in nets.items()}
+
+
 @pytest.fixture(scope="module", params=KINDS)
-def made(request, tmp_path_factory):
-    net = text_net(KINDS[request.param])
-    return net, multihead.Model(save(net, tmp_path_factory.mktemp("gemma")))
+def made(request, nets, saved):
+    return nets[request.param], multihead.Model(saved[request.param])
 
 
 def test_logits_are_those_of_transformers_in_double(made):
@@ -78,7 +88,7 @@ def as_ours(net, name, x):
 
 
 class Joined:
-    """Gradients, of which transformers has one of keys that are values, and of the norm of all layers' inputs."""
+    """Gradients as transformers has them: one of keys that are values, and one of the norm of all layers' inputs."""
     def __init__(self, net, path):
         self.names, self.model = dict(net.named_parameters()), ck.Transformer(path)
 
@@ -144,3 +154,63 @@ def test_heads_are_switched_off(made):
     net, model = made
     for layer in 3, 4:
         check_without_head(net, model, layer, net.model.layers[layer].self_attn.o_proj)
+
+
+def test_the_program_shows_heads_and_refuses_the_rest(made, tmp_path):
+    model, text = made[1], tmp_path / "text.txt"
+    text.write_text((TEXT + "\n") * 3)
+    for command in (["view", model.path, TEXT, "--layer", 6, "--npy", tmp_path / "maps.npy", "--quiet"],
+                    ["view", model.path, TEXT, "-o", tmp_path / "maps.html", "--quiet"],
+                    ["heads", model.path, "--text", text, "--csv", "--random", 0],
+                    ["generate", model.path, "the cat", "--max-tokens", 5],
+                    ["ablate", model.path, "--text", text, "--heads", 3, "--pairs", 2, "--random", 0]):
+        done = run(*command)
+        assert done.returncode == 0, done.stderr
+    for command in ["prune", model.path, "--text", text, "-o", tmp_path / "x"], ["circuits", model.path]:
+        done = run(*command)
+        assert done.returncode and "layer 1 has heads of another size" in done.stderr, done.stderr
+    for command in "count", "explain":
+        assert "'global_head_dim' gives some layers other heads" in run(command, model.path).stderr
+
+
+@pytest.mark.parametrize("kind, field, value, words", [
+    ("Gemma4", "enable_moe_block", True, "'enable_moe_block' is set"),
+    ("Gemma4", "use_bidirectional_attention", "all", "use_bidirectional_attention 'all' is not supported"),
+    ("Gemma4", "vocab_size_per_layer_input", 98, "'vocab_size_per_layer_input' is 98, expected 97"),
+    ("Gemma4", "hidden_size_per_layer_input", 9, "embed_tokens_per_layer.weight' has shape"),
+    ("Gemma4", "hidden_size_per_layer_input", 1 << 20, "describes at least"),
+    ("Gemma4", "num_kv_shared_layers", 7, "'num_kv_shared_layers' is 7, expected 0..6"),
+    ("Gemma4", "num_kv_shared_layers", 6, "'num_kv_shared_layers' is 6, but no layer before these"),
+    ("Gemma4", "num_kv_shared_layers", 2, "layers.4.self_attn.k_proj.weight' is missing"),
+    ("Gemma4", "use_double_wide_mlp", False, "layers.4.mlp.gate_proj.weight' has shape"),
+    ("Gemma4", "per_layer_config", {"1": {"head_dim": 20, "hidden_size": 4}}, "'per_layer_config' sets more than"),
+    ("Gemma4", "per_layer_config", {"9": {"head_dim": 20}}, "'per_layer_config' sets more than"),
+    ("Gemma4", "per_layer_config", {"1": {"head_dim": 20}}, "heads of layers 1 and 4, which rotate alike"),
+    ("Gemma4", "per_layer_config", [], "sets more than|has shape|rotate alike"),
+    ("Gemma4", "rope_parameters", None, "'rope_parameters' has no 'full_attention'"),
+    ("Gemma4", "sliding_window", None, "'sliding_window' is missing"),
+    ("Gemma4", "hidden_activation", "silu", "hidden_activation 'silu'"),
+    ("Gemma4, biases", "rope_parameters", {**ROPE, "full_attention": {**ROPE["full_attention"],
+                                                                      "partial_rotary_factor": 1.1}}, "is 1.1, expected"),
+    ("Gemma4, keys as values", "attention_k_eq_v", False, "layers.1.self_attn.v_proj.weight' is missing"),
+    ("Gemma4, keys as values", "final_logit_softcapping", 0, "'final_logit_softcapping' is 0")])
+def test_rejected_models(saved, tmp_path, kind, field, value, words):
+    config = json.loads((saved[kind] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
+    (tmp_path / "model.safetensors").symlink_to(saved[kind] / "model.safetensors")
+    with pytest.raises(mha.MultiheadError, match=words):
+        ck.Transformer(tmp_path)
+
+
+def test_unused_keys_of_files(saved, tmp_path):
+    """Files may have weights of keys and values that a layer does not use, but no others."""
+    folder, ids = saved["Gemma4"], torch.randint(0, 97, (1, 9)).numpy()
+    weights = load_file(folder / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    more = {f"model.layers.6.self_attn.{name}.weight": torch.ones(3) for name in ("k_proj", "v_proj", "k_norm")}
+    save_file({**weights, **more}, tmp_path / "model.safetensors")
+    assert np.array_equal(ck.Transformer(tmp_path)(ids), ck.Transformer(folder)(ids))
+    for name in "layers.6.self_attn.x_proj", "layers.0.self_attn.k_proj2", "layers.0.self_attn.q_proj2":
+        save_file({**weights, f"model.{name}.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+        with pytest.raises(mha.MultiheadError, match=name):
+            ck.Transformer(tmp_path)

@@ -108,6 +108,17 @@ mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags)
     return MHA_OK;
 }
 
+/* Whether a weight is of keys or values of a layer that uses those of an earlier one. */
+static bool is_unused_key(const mhai_family_plan *plan, const char *name)
+{
+    const char *at = strstr(name, "layers.");
+    char *end = NULL;
+    const long long layer = at ? strtoll(at + strlen("layers."), &end, 10) : -1;
+    return layer >= 0 && layer < plan->desc.num_layers && plan->layers &&
+           plan->layers[layer].kv_back > 0 &&
+           (strncmp(end, ".self_attn.k_", 13) == 0 || strncmp(end, ".self_attn.v_", 13) == 0);
+}
+
 /* Old files hold tables of frequencies and masks. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
@@ -118,8 +129,7 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
         const size_t tail = strlen(old[i]);
         if (length > tail && strcmp(name + length - tail, old[i]) == 0) return true;
     }
-    (void)plan;
-    return false;
+    return is_unused_key(plan, name);
 }
 
 /* ---- rotations ----------------------------------------------------------------------------- */
@@ -464,6 +474,7 @@ static mha_status read_rotation(const mhai_config *config, const mhai_family *fa
         return mhai_config_fail(MHA_ERR_MODEL, config, "rope_theta", "is %g, expected 1 or more",
                                 (double)rope->rope_base);
     MHA_TRY(mhai_config_number(config, part, 1, &share));
+    if (family->proportional && type == 0) share = 1; /* as in transformers */
     const int64_t rotated = (int64_t)(width * fmin(share, 1));
     if ((share < 1 && !partial) || share > 1 || rotated < 1)
         return mhai_config_fail(share <= 1 && !partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
@@ -583,46 +594,6 @@ mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds
                     (long long)first, (long long)i);
             mhai_set_rotation(&plan->layers[i], &rope);
         }
-    }
-    return MHA_OK;
-}
-
-/* ---- windows ------------------------------------------------------------------------------- */
-
-/* Whether a layer has the window. */
-static mha_status read_layer_type(const mhai_config *config, const json_t *list, int64_t layer,
-                                  bool *slides)
-{
-    const char *type = json_string_value(json_array_get(list, (size_t)layer));
-    *slides = type && strcmp(type, "sliding_attention") == 0;
-    if (*slides || (type && strcmp(type, "full_attention") == 0)) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                          "'layer_types' of layer %lld is '%s'; known: full_attention, "
-                          "sliding_attention",
-                          (long long)layer, type ? mhai_show_name(type).text : "");
-}
-
-mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
-                             int64_t period, mhai_family_plan *plan)
-{
-    const json_t *list = json_object_get(config->root, "layer_types");
-    const bool listed = usual > 0 && !mhai_config_absent(config, "layer_types");
-    int64_t window;
-    if (!json_is_null(json_object_get(config->root, "sliding_window")))
-        MHA_TRY(mhai_config_optional(config, "sliding_window", 1, INT64_MAX, usual, &window));
-    else
-        window = 0;
-    if (listed && (!json_is_array(list) || (int64_t)json_array_size(list) != plan->desc.num_layers))
-        return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                              "'layer_types' is not a list of %lld, one for each layer",
-                              (long long)plan->desc.num_layers);
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
-        bool slides = i >= first && (period == 0 || (i + 1) % period != 0);
-        if (listed) MHA_TRY(read_layer_type(config, list, i, &slides));
-        if (!slides || window == 0) continue;
-        MHA_TRY(mhai_plan_layers(plan));
-        plan->layers[i].flags |= MHA_LAYER_WINDOW;
-        plan->layers[i].left_keys = window - 1;
     }
     return MHA_OK;
 }

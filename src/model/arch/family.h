@@ -547,7 +547,8 @@ MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
 /* Set flags of every layer. */
 MHA_NODISCARD mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags);
 
-/* Whether a weight is a table that old files store beside the weights. */
+/* Whether a weight is a table that old files store beside the weights, or of keys or values of a layer
+ * that uses those of an earlier one. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Whether all layers are equal, plain and sequential, as llama and bert require. */

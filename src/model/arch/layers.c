@@ -1,9 +1,48 @@
-/* Settings in which the layers of the newest Gemmas differ: the sizes of heads, and shared keys. */
+/* Settings in which layers of a decoder differ: windows, sizes of heads, shared keys. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+/* Whether a layer has the window. */
+static mha_status read_layer_type(const mhai_config *config, const json_t *list, int64_t layer,
+                                  bool *slides)
+{
+    const char *type = json_string_value(json_array_get(list, (size_t)layer));
+    *slides = type && strcmp(type, "sliding_attention") == 0;
+    if (*slides || (type && strcmp(type, "full_attention") == 0)) return MHA_OK;
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                          "'layer_types' of layer %lld is '%s'; known: full_attention, "
+                          "sliding_attention",
+                          (long long)layer, type ? mhai_show_name(type).text : "");
+}
+
+mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
+                             int64_t period, mhai_family_plan *plan)
+{
+    const json_t *list = json_object_get(config->root, "layer_types");
+    const bool listed = usual > 0 && !mhai_config_absent(config, "layer_types");
+    int64_t window;
+    if (!json_is_null(json_object_get(config->root, "sliding_window")))
+        MHA_TRY(mhai_config_optional(config, "sliding_window", 1, INT64_MAX, usual, &window));
+    else
+        window = 0;
+    if (listed && (!json_is_array(list) || (int64_t)json_array_size(list) != plan->desc.num_layers))
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "'layer_types' is not a list of %lld, one for each layer",
+                              (long long)plan->desc.num_layers);
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
+        bool slides = i >= first && (period == 0 || (i + 1) % period != 0);
+        if (listed) MHA_TRY(read_layer_type(config, list, i, &slides));
+        if (!slides || window == 0) continue;
+        MHA_TRY(mhai_plan_layers(plan));
+        plan->layers[i].flags |= MHA_LAYER_WINDOW;
+        plan->layers[i].left_keys = window - 1;
+    }
+    return MHA_OK;
+}
 
 static bool slides(const mhai_family_plan *plan, int64_t layer)
 {
