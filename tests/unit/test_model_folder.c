@@ -217,6 +217,7 @@ static void test_config_fields(void)
          "qwen3_next, qwen3_5_text, qwen3_5, lfm2, qwen3_moe, qwen3_5_moe_text, qwen3_5_moe, "
          "olmoe, lfm2_moe, smollm3, stablelm, glm4, olmo2, olmo3, olmo_hybrid, bamba, "
          "granitemoehybrid, granite, granitemoe, granitemoeshared, mamba2, nemotron_h, "
+         "gemma4_text, gemma4, gemma4_unified_text, gemma4_unified, "
          "cohere, cohere2, bart, marian, t5, mt5, whisper, gemma3, ministral, ministral3, "
          "mistral3, "
          "qwen2_vl, qwen2_vl_text, qwen2_5_vl, qwen2_5_vl_text, qwen3_vl, qwen3_vl_text, gpt_oss, "
