@@ -23,9 +23,10 @@ static mha_status describe(uint32_t flags, text_model *model)
     mha_model *encoder = mha_model_encoder(model->model);
     mha_hearing hearing = {.struct_size = sizeof hearing};
     if (mha_model_hearing(encoder ? encoder : model->model, &hearing) == MHA_OK)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: its encoder reads audio; use 'generate --audio' or the Python package",
-                        model->folder);
+        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: %s", model->folder,
+                        encoder ? "its encoder reads audio; use 'generate --audio' or the Python "
+                                  "package"
+                                : "the encoder reads audio; use the Python package");
     MHA_TRY(mha_model_describe(model->model, &info));
     if (info.patch_size > 0 && !(flags & MHA_MODEL_IMAGES))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -96,12 +97,17 @@ void text_model_close(text_model *model)
  * Tokens
  * --------------------------------------------------------------------------------------------- */
 
+cli_exit text_model_token_of(const mha_model *model, int32_t id, char **text)
+{
+    const size_t size = mha_token_label(model, id, NULL, 0) + 1;
+    CLI_TRY(ARENA_ALLOC((int64_t)size, text));
+    mha_token_label(model, id, *text, size);
+    return CLI_OK;
+}
+
 cli_exit text_model_token(const text_model *model, int32_t id, char **text)
 {
-    const size_t size = mha_token_label(model->model, id, NULL, 0) + 1;
-    CLI_TRY(ARENA_ALLOC((int64_t)size, text));
-    mha_token_label(model->model, id, *text, size);
-    return CLI_OK;
+    return text_model_token_of(model->model, id, text);
 }
 
 void text_model_where(text_model *model, const char *file, int64_t line)

@@ -164,8 +164,7 @@ static mha_status check_output(const char *name, int64_t layer, const mha_tensor
     return MHA_OK;
 }
 
-static mha_status check_attention(const mha_model_info *info, const model_call *pass, int64_t layer,
-                                  spans *all)
+static mha_status check_attention(const model_call *pass, int64_t layer, spans *all)
 {
     mha_module_outputs w;
     const mha_module_outputs *given = pass->want.attention ? pass->want.attention[layer] : NULL;
@@ -209,7 +208,7 @@ static mha_status check_outputs(const mha_model_info *info, const model_call *pa
     const int64_t shape[] = {pass->B, pass->T, info->hidden_size};
     for (int64_t l = 0; l < info->layers; l++) {
         spans all = {.count = 0};
-        MHA_TRY(check_attention(info, pass, l, &all));
+        MHA_TRY(check_attention(pass, l, &all));
         if (want->hidden && l == 0) {
             spans first = all; /* hidden[0] may share memory with hidden[1], which
                                 * is written later */

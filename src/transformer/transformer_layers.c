@@ -241,9 +241,11 @@ static mha_status check_own_sizes(const mha_transformer_desc *d, mha_layer_desc 
                         "mha_layer_desc: ff_dim is %lld, expected 0 in a layer with experts or "
                         "without a feed-forward part",
                         (long long)l->ff_dim);
-    if ((l->head_dim > 0 || l->kv_back > 0 || l->flags & MHA_LAYER_V_NORM) && l->latent_dim > 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_layer_desc: latent attention has no head_dim, "
-                                             "kv_back and MHA_LAYER_V_NORM");
+    if ((l->head_dim > 0 || l->kv_back > 0 || l->flags & MHA_LAYER_V_NORM) &&
+        (l->latent_dim > 0 || l->relative_rows > 0))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_layer_desc: latent attention and relative_rows exclude head_dim, "
+                        "kv_back and MHA_LAYER_V_NORM");
     return MHA_OK;
 }
 
@@ -328,6 +330,7 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
     MHA_TRY(check_own_sizes(d, l));
     MHA_TRY(check_end(d, l));
     MHA_TRY(check_settings(d, l));
+    MHA_TRY(mhai_relative_check(d, layer, l));
     MHA_TRY(mhai_check_range("mha_layer_desc: t5_buckets", l->t5_buckets, 0, INT32_MAX));
     if (l->flags & MHA_LAYER_QK_NORM && l->qk_norm_epsilon == 0)
         l->qk_norm_epsilon = l->qk_norm == MHA_QK_NORM_L2 ? 1e-12f : 1e-6f;

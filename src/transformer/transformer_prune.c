@@ -138,8 +138,8 @@ static part find_part(const pruning *x, const mha_transformer *from, const mha_p
     if (!name) return made;
     name += strlen(".self_attn.");
     made.block = mhai_transformer_mix(&from->desc, p->layer).D;
-    if (begins(name, "q_proj")) made.rows = plan->from_q;
-    if (begins(name, "k_proj") || begins(name, "v_proj")) {
+    if (begins(name, "q_proj") || begins(name, "position_q_proj")) made.rows = plan->from_q;
+    if (begins(name, "k_proj") || begins(name, "v_proj") || begins(name, "position_k_proj")) {
         made.rows = plan->from_kv;
         made.merged = plan->merged;
     }
