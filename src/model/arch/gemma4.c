@@ -30,13 +30,11 @@ static const mhai_rope_kind ropes[] = {
 static mha_status read_gemma4(const mhai_config *config, mhai_family_plan *plan)
 {
     static const char *const acts[] = {"gelu_pytorch_tanh"}, *const both[] = {"", "vision"};
-    static const char *const refused[] = {"enable_moe_block", NULL};
     mha_transformer_desc *d = &plan->desc;
     int64_t width = 0, rows;
     int unused;
     const char *type;
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
-    MHA_TRY(mhai_config_refuse(config, refused));
     for (int i = 0; i < 2; i++)
         if (!json_object_get(json_object_get(config->root, "rope_parameters"), ropes[i].layers))
             return mhai_config_fail(MHA_ERR_MODEL, config, "rope_parameters", "has no '%s'",
@@ -44,15 +42,12 @@ static mha_status read_gemma4(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_count(config, "sliding_window", 1, INT64_MAX, &rows));
     MHA_TRY(mhai_config_choice(config, "hidden_activation", acts[0], acts, 1, &unused));
     MHA_TRY(mhai_config_choice(config, "use_bidirectional_attention", "", both, 2, &unused));
-    MHA_TRY(mhai_read_attention_bias(config, plan));
-    if (d->head_dim == 0) d->head_dim = 256;
-    d->flags |= MHA_TRANSFORMER_BRANCH_NORM;
     d->feed_forward = MHA_FEED_FORWARD_GEGLU_TANH;
     d->embed_scale = sqrtf((float)d->embed_dim);
     if (!mhai_config_absent(config, "final_logit_softcapping"))
         MHA_TRY(
             mhai_config_real(config, "final_logit_softcapping", 1, 1e-6, 1e9, &d->logit_softcap));
-    MHA_TRY(mhai_flag_layers(plan, MHA_LAYER_QK_NORM | MHA_LAYER_V_NORM | MHA_LAYER_OUTPUT_SCALE));
+    MHA_TRY(mhai_leave_unscaled(plan));
     MHA_TRY(mhai_read_windows(config, 512, 0, 6, plan));
     plan->layers[d->num_layers - 1].flags &= ~(uint32_t)MHA_LAYER_WINDOW;
     plan->layers[d->num_layers - 1].left_keys = 0;
@@ -63,20 +58,21 @@ static mha_status read_gemma4(const mhai_config *config, mhai_family_plan *plan)
                                      width ? d->vocab_size : INT64_MIN,
                                      width ? d->vocab_size : INT64_MAX, 262144, &rows));
     }
-    for (int64_t i = 0; i < d->num_layers; i++) {
-        plan->layers[i].scale = 1;
-        plan->layers[i].qk_norm_epsilon = d->norm_epsilon;
-        plan->layers[i].input_dim = width;
-    }
+    for (int64_t i = 0; i < d->num_layers; i++) plan->layers[i].input_dim = width;
     MHA_TRY(mhai_read_kinds_of_heads(config, plan));
     return mhai_share_keys(config, plan);
 }
 
-#define GEMMA4(type, text)                                                                   \
-    {                                                                                        \
-        .model_type = (type), .text_type = (text), MHAI_TEXT_FILES(names, 0), .whole = true, \
-        .own_act = true, .bias_key = "attention_bias", .ropes = ropes, .both_ways = true,    \
-        .own_layers = true, .proportional = true, .tied = true, .read = read_gemma4          \
+static const char *const refused[] = {"enable_moe_block", NULL};
+
+#define GEMMA4(type, text)                                                                         \
+    {                                                                                              \
+        .model_type = (type), .text_type = (text), MHAI_TEXT_FILES(names, 0), .whole = true,       \
+        .own_act = true, .usual_head_dim = 256, .bias_key = "attention_bias", .refused = refused,  \
+        .flags = MHA_TRANSFORMER_BRANCH_NORM,                                                      \
+        .layer_flags = MHA_LAYER_QK_NORM | MHA_LAYER_V_NORM | MHA_LAYER_OUTPUT_SCALE,              \
+        .ropes = ropes, .both_ways = true, .own_layers = true, .proportional = true, .tied = true, \
+        .read = read_gemma4                                                                        \
     }
 const mhai_family mhai_family_gemma4 = GEMMA4("gemma4_text", NULL);
 const mhai_family mhai_family_gemma4_unified = GEMMA4("gemma4_unified_text", NULL);
