@@ -312,8 +312,8 @@ typedef struct mha_layer_desc {
      * after patches. Forward calls only, without MHA_TRANSFORMER_CAUSAL, cross-attention, softcap,
      * norms of queries and keys, output gates, rotations and latents; kv_heads is num_heads */
     int64_t relative_rows, relative_buckets, relative_max_distance;
-    int64_t head_dim;  /* D of this layer, without latents; 0: that of the transformer */
-    int64_t ff_dim;    /* F of this layer, without experts; 0: that of the transformer */
+    int64_t head_dim; /* D of this layer, without latents; 0: that of the transformer */
+    int64_t ff_dim;   /* F of this layer, without experts; 0: that of the transformer */
     /* The layer projects only queries, and attends to the keys and values of the layer kv_back layers
      * before it, which has its own (Gemma 4). Both have the same head_dim, window and number of key/value
      * heads. A decoder caches them once. 0: the layer has its own */

@@ -263,8 +263,8 @@ static void round_trips_of_mixers(void)
 static void round_trips_of_own_sizes(void)
 {
     const mha_layer_desc wide = {.struct_size = sizeof wide,
-                                 .flags = MHA_LAYER_QK_NORM | MHA_LAYER_V_NORM |
-                                          MHA_LAYER_OUTPUT_SCALE,
+                                 .flags =
+                                     MHA_LAYER_QK_NORM | MHA_LAYER_V_NORM | MHA_LAYER_OUTPUT_SCALE,
                                  .head_dim = 6,
                                  .ff_dim = 5,
                                  .rope_pairs = 2,
@@ -993,8 +993,8 @@ RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_t
                   TEST(splittings_are_kept), TEST(words_are_located),
                   TEST(typed_words_are_normalised), TEST(foreign_words), TEST(foreign_configs),
                   TEST(foreign_configs_of_our_own), TEST(foreign_lists_of_heads),
-                  TEST(foreign_layers), TEST(round_trips_of_layers), TEST(round_trips_of_mixers), TEST(round_trips_of_own_sizes),
-                  TEST(like_another), TEST(round_trips_of_pruned_ones),
-                  TEST(unloadable_ones_are_not_saved), TEST(wrong_folders),
-                  TEST(types_that_are_not_read), TEST(damaged_files), TEST(unwritable),
-                  TEST(disk_full), TEST(failed_allocations_are_reported))
+                  TEST(foreign_layers), TEST(round_trips_of_layers), TEST(round_trips_of_mixers),
+                  TEST(round_trips_of_own_sizes), TEST(like_another),
+                  TEST(round_trips_of_pruned_ones), TEST(unloadable_ones_are_not_saved),
+                  TEST(wrong_folders), TEST(types_that_are_not_read), TEST(damaged_files),
+                  TEST(unwritable), TEST(disk_full), TEST(failed_allocations_are_reported))
