@@ -451,10 +451,14 @@ class Model:
 
     def _scale(self, layer: int) -> float:
         given = float(self._desc.layers[layer].scale) if self._desc.layers else 0.0
-        return given or self.head_dim**-0.5
+        return given or self._head_dim(layer)**-0.5
+
+    def _head_dim(self, layer: int) -> int:
+        return int(self._desc.layers[layer].head_dim) if self._desc.layers and self._desc.layers[layer].head_dim \
+            else self.head_dim
 
     def _shape(self, name: str, layer: int, length: int) -> tuple[int, ...]:
-        heads, size = self.heads_of_layers[layer], self.head_dim
+        heads, size = self.heads_of_layers[layer], self._head_dim(layer)
         if name in ("k", "v"):
             heads = int(self._desc.layer_kv_heads[layer]) if self._desc.layer_kv_heads \
                 else self.kv_heads

@@ -124,8 +124,9 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
 /* Whether a weight reads images, or predicts further tokens. */
 static bool is_other_part(const char *name)
 {
-    static const char *const parts[] = {"mtp.", "visual.", "vision_tower.",
-                                        "multi_modal_projector."};
+    static const char *const parts[] = {
+        "mtp.",         "visual.",       "vision_tower.",         "audio_tower.",
+        "embed_audio.", "embed_vision.", "multi_modal_projector."};
     const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;
