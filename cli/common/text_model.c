@@ -21,8 +21,8 @@ static mha_status describe(uint32_t flags, text_model *model)
 {
     mha_model_info info = {.struct_size = sizeof info};
     mha_model *encoder = mha_model_encoder(model->model);
-    mha_hearing hearing = {.struct_size = sizeof hearing};
-    if (mha_model_hearing(encoder ? encoder : model->model, &hearing) == MHA_OK)
+    mha_audio_input audio_input = {.struct_size = sizeof audio_input};
+    if (mha_model_audio_input(encoder ? encoder : model->model, &audio_input) == MHA_OK)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "%s: its encoder reads audio; use 'generate --audio' or the Python package",
                         model->folder);

@@ -218,19 +218,20 @@ static cli_exit read_recording(const char *path, mha_audio **audio)
 }
 
 /* Encode a recording. */
-static cli_exit hear(run *r, const mha_model *encoder, const mha_hearing *hearing, mha_audio *audio)
+static cli_exit encode_audio(run *r, const mha_model *encoder, const mha_audio_input *audio_input,
+                             mha_audio *audio)
 {
     mha_model_info info = {.struct_size = sizeof info};
     float *mel, *rows;
     CLI_TRY(cli_check(mha_model_describe(encoder, &info)));
-    CLI_TRY(ARENA_ALLOC(hearing->bins * hearing->frames, &mel));
-    CLI_TRY(ARENA_ALLOC(hearing->rows * info.hidden_size, &rows));
+    CLI_TRY(ARENA_ALLOC(audio_input->bins * audio_input->frames, &mel));
+    CLI_TRY(ARENA_ALLOC(audio_input->rows * info.hidden_size, &rows));
     const mha_tensor features =
-        mha_tensor_contiguous(mel, MHA_F32, 2, (int64_t[]){hearing->bins, hearing->frames});
-    r->rows =
-        mha_tensor_contiguous(rows, MHA_F32, 3, (int64_t[]){1, hearing->rows, info.hidden_size});
+        mha_tensor_contiguous(mel, MHA_F32, 2, (int64_t[]){audio_input->bins, audio_input->frames});
+    r->rows = mha_tensor_contiguous(rows, MHA_F32, 3,
+                                    (int64_t[]){1, audio_input->rows, info.hidden_size});
     CLI_TRY(cli_check(mha_log_mel(r->context, audio->samples, audio->count, &features)));
-    CLI_TRY(cli_check(mha_model_hear(r->context, encoder, &features, &r->rows, NULL)));
+    CLI_TRY(cli_check(mha_model_encode_audio(r->context, encoder, &features, &r->rows, NULL)));
     arena_drop(audio);
     return CLI_OK;
 }
@@ -238,17 +239,17 @@ static cli_exit hear(run *r, const mha_model *encoder, const mha_hearing *hearin
 static cli_exit read_text(run *r, const char *text, mha_audio *audio)
 {
     const mha_model *encoder = mha_model_encoder(r->model);
-    mha_hearing hearing = {.struct_size = sizeof hearing};
-    const bool hears = encoder && mha_model_hearing(encoder, &hearing) == MHA_OK;
-    if (hears != (audio != NULL))
+    mha_audio_input audio_input = {.struct_size = sizeof audio_input};
+    const bool reads_audio = encoder && mha_model_audio_input(encoder, &audio_input) == MHA_OK;
+    if (reads_audio != (audio != NULL))
         return cli_fail(CLI_USAGE,
-                        hears ? "%s reads audio: give --audio FILE.wav"
-                              : "--audio: %s reads text; omit it",
+                        reads_audio ? "%s reads audio: give --audio FILE.wav"
+                                    : "--audio: %s reads text; omit it",
                         r->folder);
-    if (hears) CLI_TRY(hear(r, encoder, &hearing, audio));
-    CLI_TRY(encoder && !hears ? read_source(r, encoder, text)
-                              : read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
-    if (hears && r->count == 0) add_starts(r);
+    if (reads_audio) CLI_TRY(encode_audio(r, encoder, &audio_input, audio));
+    CLI_TRY(encoder && !reads_audio ? read_source(r, encoder, text)
+                                    : read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
+    if (reads_audio && r->count == 0) add_starts(r);
     if (r->count > 0) return CLI_OK;
     if (encoder)
         return cli_fail(CLI_BAD_INPUT,

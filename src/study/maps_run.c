@@ -114,9 +114,9 @@ static mha_status check(mha_model *model, const mha_maps_desc *given, mha_maps_d
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "maps: cell is %" PRId64 ", expected 0 or 1 for an encoder-decoder",
                         desc->cell);
-    mha_hearing hearing = {.struct_size = sizeof hearing};
+    mha_audio_input audio_input = {.struct_size = sizeof audio_input};
     if (desc->source && mha_model_encoder(model) &&
-        mha_model_hearing(mha_model_encoder(model), &hearing) == MHA_OK)
+        mha_model_audio_input(mha_model_encoder(model), &audio_input) == MHA_OK)
         return mha_fail(MHA_ERR_UNSUPPORTED, "maps: the model's encoder reads audio, not tokens");
     if (!desc->source == !mha_model_encoder(model)) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED, "maps: source is %s, and the model is %s encoder-decoder",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _abi, _tensor
-from ._audio import hear, hearing_of
+from ._audio import audio_input_of, encode_audio
 from ._call import integer, real, truth, unknown_option
 from ._decoder import Decoder, DecoderOptions, Generation, describe
 from ._heads import HeadScores, measure_heads
@@ -169,7 +169,7 @@ class Model:
         count = self._library.mha_model_end_tokens(self._handle, C.byref(ends))
         self._ends = _tensor.numbers(ends.value, count, np.int32).tolist()
         self._encoder = self._library.mha_model_encoder(self._handle)
-        self._hearing = hearing_of(self)
+        self._audio_input = audio_input_of(self)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) and not self._owner:
@@ -254,11 +254,11 @@ class Model:
         return part
 
     @property
-    def hears(self) -> bool:
+    def reads_audio(self) -> bool:
         """Whether the model is an audio encoder, or an encoder-decoder with one (Whisper). A source is then a wav file
         or its samples, [N] at 16 kHz."""
         encoder = self.encoder
-        return self._hearing is not None or (encoder is not None and encoder.hears)
+        return self._audio_input is not None or (encoder is not None and encoder.reads_audio)
 
     @property
     def start_tokens(self) -> list[int]:
@@ -367,8 +367,8 @@ class Model:
             return None, None
         if source is None:
             raise ValueError(f"{self.name}: an encoder-decoder needs the text of its encoder: give source")
-        if encoder._hearing is not None:
-            return hear(encoder, encoder._hearing, source, False, context)[:2]
+        if encoder._audio_input is not None:
+            return encode_audio(encoder, encoder._audio_input, source, False, context)[:2]
         tokens = encoder._tokens(source, None, None, False)
         rows = np.zeros((1, len(tokens), encoder.hidden_size), np.float32)
         batch, keep = encoder._batch(tokens)
@@ -406,7 +406,7 @@ class Model:
 
             text     a text, its `Tokens`, or token ids
             pair     a second text, for models trained on pairs (BERT)
-            source   the encoder's text, for an encoder-decoder, whose decoder reads `text`; audio if the model `hears`
+            source   the encoder's text, for an encoder-decoder, whose decoder reads `text`; audio if the model `reads_audio`
             layers   indices from 0; default: all
             outputs  any of probabilities, average_probabilities, q, k, v, heads, lse; `ModelAttention` explains them.
                      probabilities takes 4 H T T bytes per layer. Of an encoder-decoder: probabilities,
@@ -420,10 +420,10 @@ class Model:
         for layer in wanted:
             if not 0 <= layer < self.layers:
                 raise ValueError(f"layers: {layer} is not in 0 .. {self.layers - 1}")
-        if self._hearing is not None:
+        if self._audio_input is not None:
             if names != ("probabilities",):
                 raise Unsupported("outputs: only probabilities are available for audio", _abi.STATUS["err_unsupported"])
-            tokens, _, maps = hear(self, self._hearing, text, True, context)
+            tokens, _, maps = encode_audio(self, self._audio_input, text, True, context)
             return ModelAttention(tokens, wanted, model=self.name, scales=[self._scale(n) for n in wanted],
                                   probabilities=[maps[n, 0] for n in wanted] if maps is not None else None)
         tokens = self._tokens(text, pair, max_tokens, truncate)
