@@ -19,6 +19,7 @@ from ._heads import HeadScores, measure_heads
 from ._library import (Context, Unsupported, check, default_context, file_name, library,
                        model_library, value_of)
 from ._tokens import Tokens, Writer, label, read, utf8
+from ._transcript import Transcript, alignment_heads, transcribe
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 OUTPUTS = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
@@ -603,6 +604,27 @@ class Model:
             raise ValueError("nothing to begin with: this model has no beginning-of-text token; give "
                              "a prompt")
         return ids
+
+    @property
+    def alignment_heads(self) -> list[tuple[int, int]]:
+        """The published heads (layer, head) of Whisper whose cross-attention follows the audio; may be empty."""
+        return alignment_heads(self)
+
+    def transcribe(self, source: Any, *, prompt: str | Sequence[int] = "", word_timestamps: bool = False,
+                   timestamps: bool = False, max_tokens: int = 0, heads: Sequence[tuple[int, int]] | None = None,
+                   context: Context | None = None) -> Transcript:
+        """Transcribe audio of any length with Whisper, greedily (`mha_transcribe`).
+
+            source           a wav file, or its samples [N] at 16 kHz
+            prompt           special tokens with which each window's text begins, as a text or ids; default: the model's
+            word_timestamps  also find the times of tokens and words by dynamic time warping over alignment heads
+            timestamps       let the decoder write timestamps; implied for audio longer than a window (30 s)
+            max_tokens       maximum number of tokens of a window; 0: as many as there are positions
+            heads            (layer, head) for the times; default `alignment_heads`, otherwise the heads with the highest
+                             scores
+        """
+        ids = self._prompt(prompt) if len(prompt) else []
+        return transcribe(self, source, ids, word_timestamps, timestamps, max_tokens, heads, context)
 
     def generate(self, prompt: str | Sequence[int] = "", *, source: Any = None,
                  max_tokens: int = 64,
