@@ -110,6 +110,8 @@ typedef struct mha_transcript {
     double *scores;
     const int32_t *heads; /* [head_count,2] the heads that gave the times: layer and head */
     int64_t head_count;
+    const int32_t *prompt; /* [prompt_count] with which each window began */
+    int64_t prompt_count;
     bool full;       /* a window reached max_tokens or the last position before its end */
     mha_room memory; /* for mha_transcript_free() */
 } mha_transcript;

@@ -520,31 +520,32 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
     const mha_show_options *options = maker->options;
     enum { LONG = 64 }; /* a uniform row of this many columns is 4 of 256 steps above black */
     char *subtitle, *footnote;
-    *figure = (mha_figure){.struct_size = sizeof *figure,
-                           .panel_size = sizeof(mha_panel),
-                           .title = maps->name,
-                           .row_axis = "query (attending)",
-                           .col_axis = "key (attended to)",
-                           .cmap = options->cmap == MHA_CMAP_VIRIDIS && is_signed(maps)
-                                       ? MHA_CMAP_DIVERGING
-                                       : options->cmap,
-                           .range = options->range,
-                           .lo = options->lo,
-                           .hi = options->hi,
-                           .scale = options->flags & MHA_SHOW_SCALE ? options->scale
-                                    : maps->cols.count > LONG       ? MHA_SCALE_SQRT
-                                                                    : MHA_SCALE_LINEAR,
-                           .dark = options->flags & MHA_SHOW_DARK,
-                           .print_values = options->values,
-                           .value_name = is_contrast(maps) ? "difference"
-                                         : maps->kind      ? "weight"
-                                                           : "value",
-                           .rows = maker->rows.count,
-                           .cols = maker->cols.count,
-                           .row_labels = maker->rows.labels,
-                           .col_labels = maker->cols.labels,
-                           .panels = maker->panels,
-                           .panel_count = maker->count};
+    *figure = (mha_figure){
+        .struct_size = sizeof *figure,
+        .panel_size = sizeof(mha_panel),
+        .title = maps->name,
+        .row_axis =
+            maps->track && maps->flags & MHA_MAPS_SAME ? "time attending (s)" : "query (attending)",
+        .col_axis = maps->track ? "time attended to (s)" : "key (attended to)",
+        .cmap = options->cmap == MHA_CMAP_VIRIDIS && is_signed(maps) ? MHA_CMAP_DIVERGING
+                                                                     : options->cmap,
+        .range = options->range,
+        .lo = options->lo,
+        .hi = options->hi,
+        .scale = options->flags & MHA_SHOW_SCALE ? options->scale
+                 : maps->cols.count > LONG       ? MHA_SCALE_SQRT
+                                                 : MHA_SCALE_LINEAR,
+        .dark = options->flags & MHA_SHOW_DARK,
+        .print_values = options->values,
+        .value_name = is_contrast(maps) ? "difference"
+                      : maps->kind      ? "weight"
+                                        : "value",
+        .rows = maker->rows.count,
+        .cols = maker->cols.count,
+        .row_labels = maker->rows.labels,
+        .col_labels = maker->cols.labels,
+        .panels = maker->panels,
+        .panel_count = maker->count};
     if (maker->grouped) MHA_TRY(name_groups(maker, figure));
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, SUBTITLE_BYTES, &subtitle));
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, FOOTNOTE_BYTES, &footnote));
@@ -626,7 +627,8 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
     facts[0] = (mha_fact){"model", maps->name};
     facts[1] = (mha_fact){"kind", maps->kind ? maps->kind : "array"};
     facts[2] = (mha_fact){"layers x heads", size};
-    facts[3] = (mha_fact){"tokens", count};
+    facts[3] =
+        (mha_fact){maps->track && maps->flags & MHA_MAPS_SAME ? "cells of time" : "tokens", count};
     *report = (mha_report){.struct_size = sizeof *report,
                            .text = mha_show_texts(maps, 2000, text, TEXT_BYTES) ? text : NULL,
                            .facts = facts,
@@ -649,6 +651,22 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
     return MHA_OK;
 }
 
+/* The spectrogram of the shown columns. */
+static mha_status take_track(const panel_maker *maker, mha_report *report)
+{
+    const mha_maps *maps = maker->maps;
+    const int64_t wide = maker->cols.count;
+    uint8_t *track;
+    if (!maps->track) return MHA_OK;
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, maps->track_rows * wide, &track));
+    for (int64_t i = 0; i < maps->track_rows * wide; i++)
+        track[i] = maps->track[i / wide * maps->cols.count + maker->cols.at[i % wide]];
+    report->track = track;
+    report->track_rows = maps->track_rows;
+    report->track_name = "log-mel spectrogram";
+    return MHA_OK;
+}
+
 static mha_status make(panel_maker *maker, mha_show *show)
 {
     const mha_maps *maps = maker->maps;
@@ -659,6 +677,7 @@ static mha_status make(panel_maker *maker, mha_show *show)
     make_panels(maker);
     MHA_TRY(make_figure(maker, &show->figure));
     MHA_TRY(make_report(maker, &show->report));
+    MHA_TRY(take_track(maker, &show->report));
     if (maker->options->cards)
         MHA_TRY(mhai_cards_columns(maker->options->cards, maps, maker->room, &show->report));
     MHA_TRY(find_links(maker, show));

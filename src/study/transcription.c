@@ -201,6 +201,17 @@ static mha_status decode(decoding *c, mhai_window *w)
 
 /* ---- all windows ----------------------------------------------------------------------------- */
 
+/* Keep the prompt, in which the language is known after the first window. */
+static mha_status keep_prompt(decoding *c)
+{
+    int32_t *prompt;
+    MHA_TRY(MHA_ROOM_ALLOC(c->t.room, c->prompt_count, &prompt));
+    memcpy(prompt, c->tokens, (size_t)c->prompt_count * sizeof *prompt);
+    c->t.made->prompt = prompt;
+    c->t.made->prompt_count = c->prompt_count;
+    return MHA_OK;
+}
+
 static mha_status run(decoding *c)
 {
     const int64_t wide = c->t.input.frames;
@@ -212,6 +223,7 @@ static mha_status run(decoding *c)
         const int64_t spoken = (c->t.desc->count + MHA_AUDIO_HOP - 1) / MHA_AUDIO_HOP - seek;
         w.rows = (spoken < wide ? spoken : wide) / MHAI_FRAMES_PER_ROW;
         MHA_TRY(decode(c, &w));
+        if (!c->t.made->prompt) MHA_TRY(keep_prompt(c));
         if (c->t.desc->flags & MHA_TRANSCRIBE_WORDS) MHA_TRY(mhai_transcription_times(&c->t, &w));
         MHA_TRY(mhai_transcription_add(&c->t, &w, &next));
         const int64_t done = next * MHA_AUDIO_HOP, all = c->t.desc->count;

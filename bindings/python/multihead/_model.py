@@ -611,20 +611,22 @@ class Model:
         return alignment_heads(self)
 
     def transcribe(self, source: Any, *, prompt: str | Sequence[int] = "", word_timestamps: bool = False,
-                   timestamps: bool = False, max_tokens: int = 0, heads: Sequence[tuple[int, int]] | None = None,
+                   timestamps: bool | None = None, max_tokens: int = 0, heads: Sequence[tuple[int, int]] | None = None,
                    context: Context | None = None) -> Transcript:
         """Transcribe audio of any length with Whisper, greedily (`mha_transcribe`).
 
             source           a wav file, or its samples [N] at 16 kHz
             prompt           special tokens with which each window's text begins, as a text or ids; default: the model's
             word_timestamps  also find the times of tokens and words by dynamic time warping over alignment heads
-            timestamps       let the decoder write timestamps; implied for audio longer than a window (30 s)
+            timestamps       let the decoder write timestamps; default: with word_timestamps. Always for audio longer than
+                             a window (30 s)
             max_tokens       maximum number of tokens of a window; 0: as many as there are positions
             heads            (layer, head) for the times; default `alignment_heads`, otherwise the heads with the highest
                              scores
         """
         ids = self._prompt(prompt) if len(prompt) else []
-        return transcribe(self, source, ids, word_timestamps, timestamps, max_tokens, heads, context)
+        stamps = truth(word_timestamps, "word_timestamps") if timestamps is None else truth(timestamps, "timestamps")
+        return transcribe(self, source, ids, word_timestamps, stamps, max_tokens, heads, context)
 
     def generate(self, prompt: str | Sequence[int] = "", *, source: Any = None,
                  max_tokens: int = 64,

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _abi, _tensor
 from ._audio import Floats, read_audio
-from ._call import integer, truth
+from ._call import integer
 from ._library import Context, check, default_context, model_library
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _made(model: Model, found: Any, words: bool) -> Transcript:
         _pairs(found.heads, found.head_count) if words else None, bool(found.full))
 
 
-def transcribe(model: Model, source: Any, prompt: list[int], word_timestamps: bool, timestamps: bool, max_tokens: int,
+def transcribe(model: Model, source: Any, prompt: list[int], words: bool, timestamps: bool, max_tokens: int,
                heads: Sequence[tuple[int, int]] | None, context: Context | None) -> Transcript:
     """See `Model.transcribe`."""
     samples = np.ascontiguousarray(read_audio(source) if isinstance(source, (str, os.PathLike)) else source, np.float32)
@@ -100,10 +100,9 @@ def transcribe(model: Model, source: Any, prompt: list[int], word_timestamps: bo
         raise ValueError(f"source: one channel [N] is expected, not {list(samples.shape)}")
     if integer(max_tokens, "max_tokens") < 0:
         raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens")
-    words = truth(word_timestamps, "word_timestamps")
     given, chosen = np.array(prompt, np.int32), np.array(heads or [], np.int32).reshape(-1, 2)
     desc = _abi.TranscriptionDesc(
-        flags=_WORDS * words | _TIMESTAMPS * truth(timestamps, "timestamps"), samples=samples.ctypes.data,
+        flags=_WORDS * words | _TIMESTAMPS * timestamps, samples=samples.ctypes.data,
         count=len(samples), prompt=given.ctypes.data, prompt_count=len(given), max_tokens=max_tokens,
         heads=chosen.ctypes.data, head_count=len(chosen))
     found = _abi.Transcript()

@@ -1,0 +1,172 @@
+"""Transcripts of Whisper, compared with transformers in float64: windows, timestamps, times of tokens and words, settings
+of generation_config.json. The models are random; the sounds are computed here."""
+import json
+import re
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+import multihead
+from shared import PROGRAM
+from test_audio_hf import RATE, ROWS, SIZES, save, sound
+from test_towers_hf import VOCAB, write_tokenizer
+
+SILENT = VOCAB + 3  # <|notimestamps|>, after two languages and <|transcribe|>; 26 timestamps follow
+FIRST = SILENT + 1
+HEADS = [[0, 1], [1, 3], [2, 0], [2, 5]]
+KINDS = {
+    "language": ({}, {"lang_to_id": {"<|aa|>": VOCAB, "<|bb|>": VOCAB + 1}, "task_to_id": {"transcribe": VOCAB + 2},
+                      "forced_decoder_ids": [[1, None], [2, VOCAB + 2]]}),
+    "late start": ({"median_filter_width": 3}, {"max_initial_timestamp_index": 4, "forced_decoder_ids": [[1, SILENT]]}),
+    "wide median": ({"median_filter_width": 13, "decoder_attention_heads": 8, "d_model": 32},
+                    {"lang_to_id": {"<|aa|>": VOCAB, "<|bb|>": VOCAB + 1}, "task_to_id": {"transcribe": VOCAB + 2},
+                     "language": "<|bb|>", "task": "transcribe"})}
+
+
+def net_of(kind):
+    fields, settings = KINDS[kind]
+    torch.manual_seed(11)
+    net = WhisperForConditionalGeneration(WhisperConfig(**{**SIZES, "vocab_size": FIRST + ROWS + 1, **fields})).eval()
+    net.config._attn_implementation = "eager"
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if p.ndim > 1:
+                p.normal_(0, 1.5 if "decoder.embed_p" in name else .4 if "embed" in name else 1.2 / p[0].numel() ** .5)
+            elif "norm" in name or "bias" in name:
+                p += torch.randn_like(p) * .2
+    given = {"alignment_heads": HEADS, "no_timestamps_token_id": SILENT, "suppress_tokens": SIZES["suppress_tokens"],
+             "begin_suppress_tokens": SIZES["begin_suppress_tokens"], "max_length": 80, "is_multilingual": True}
+    for name, value in {**given, **settings}.items():
+        setattr(net.generation_config, name, value)
+    return net
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request, tmp_path_factory):
+    net, folder = net_of(request.param), tmp_path_factory.mktemp("whisper")
+    net.save_pretrained(folder)
+    write_tokenizer(folder)
+    return net.double(), multihead.Model(folder), folder
+
+
+def theirs_of(net, samples, stamps):
+    extract = WhisperFeatureExtractor(80, chunk_length=1)
+    extract.n_samples = 2 * ROWS * 160
+    given = {"truncation": False, "padding": "longest"} if stamps else {"padding": "max_length"}
+    found = extract(samples, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True,
+                    max_length=2 * ROWS * 160, **given)
+    return net.generate(found.input_features.double(), attention_mask=found.attention_mask, return_timestamps=stamps,
+                        return_token_timestamps=True, return_segments=True, temperature=0.0,
+                        condition_on_prev_tokens=False)["segments"][0]
+
+
+@pytest.mark.parametrize("count, stamps", [(6400, False), (8000, True), (22400, True)])
+def test_tokens_segments_and_times_are_those_of_transformers(made, count, stamps):
+    net, model, _ = made
+    samples = sound(count, 5)
+    theirs, ours = theirs_of(net, samples, stamps), model.transcribe(samples, word_timestamps=True, timestamps=stamps)
+    assert [s["tokens"].tolist() for s in theirs] == [s.tokens for s in ours.segments] and len(ours.tokens) > 9
+    times = np.concatenate([s["token_timestamps"].numpy() for s in theirs])
+    assert np.abs(times - ours.times).max() < 1e-5  # theirs are float32
+    if stamps:
+        for mine, other in zip(ours.segments, theirs):
+            assert abs(mine.start - float(other["start"])) + abs(mine.end - float(other["end"])) < 1e-9
+    assert ours.heads == model.alignment_heads == [tuple(pair) for pair in HEADS]
+    assert ours.scores.shape == (model.layers, model.num_heads)
+    assert count < 9000 or len({round(s.start * 2) for s in ours.segments}) > 2  # several windows
+    assert model.transcribe(samples, timestamps=stamps).tokens == ours.tokens
+
+
+def test_words_join_tokens_and_their_times(made):
+    _, model, _ = made
+    found = model.transcribe(sound(20000, 8), word_timestamps=True)
+    spelled = re.sub(r"\s", "", found.text)
+    assert "".join(word.text for word in found.words) == spelled and len(found.words) > 3
+    at = 0
+    for word in found.words:
+        while found.tokens[at:at + len(word.tokens)] != word.tokens:
+            at += 1
+        assert word.end == found.times[at + len(word.tokens) - 1] and word.start <= word.end
+        assert at == 0 or word.start == found.times[at - 1] or found.tokens[at - 1] >= FIRST
+        assert all(token < FIRST for token in word.tokens) and word.text.strip() == word.text != ""
+        at += len(word.tokens)
+
+
+def test_own_heads_follow_scores(made, tmp_path):
+    net, model, _ = made
+    del net.generation_config.alignment_heads
+    net.float().save_pretrained(tmp_path)
+    net.double().generation_config.alignment_heads = HEADS
+    write_tokenizer(tmp_path)
+    bare = multihead.Model(tmp_path)
+    found = bare.transcribe(sound(8000), word_timestamps=True)
+    best = np.argsort(-found.scores, axis=None, kind="stable")[:6]
+    assert bare.alignment_heads == [] and found.heads == sorted(divmod(int(i), bare.num_heads) for i in best)
+    again = model.transcribe(sound(8000), word_timestamps=True, heads=found.heads)
+    assert again.times.tolist() == found.times.tolist() and again.words == found.words
+
+
+def test_the_program_prints_the_same(made, tmp_path):
+    _, model, folder = made
+    samples = save(tmp_path / "a.wav", sound(20000, 2), 2).astype(np.float32)
+    run = lambda *more: subprocess.run([PROGRAM, "generate", folder, "--audio", tmp_path / "a.wav", *more],
+                                       capture_output=True, text=True, check=False)
+    assert run().stdout == model.transcribe(samples).text + "\n"
+    found = model.transcribe(samples, word_timestamps=True)
+    done = run("--word-timestamps", "--stats")
+    assert done.stdout == "".join(f"{w.start:8.2f} {w.end:8.2f}  {w.text}\n" for w in found.words)
+    marks = re.findall(r"^  L(\d)H(\d) +(-?[\d.]+)  (\*?)(\+?)$", done.stderr, re.M)
+    assert len(marks) == found.scores.size and [m[:2] for m in sorted(marks) if m[3]] == [
+        (str(layer), str(head)) for layer, head in HEADS]
+    values = [float(m[2]) for m in marks]
+    assert values == sorted(values, reverse=True) and abs(values[0] - found.scores.max()) < 1e-3
+    few = model.transcribe(samples, max_tokens=7)
+    done = run("--max-tokens", "7", "--ids")
+    assert [int(i) for i in done.stdout.split()] == few.tokens and few.full and "may be incomplete" in done.stderr
+
+
+@pytest.mark.parametrize("fields, error", [
+    ({"alignment_heads": 3}, "'alignment_heads' is not a list"), ({"alignment_heads": [[0, 0, 0]]}, "entry 0 is not [layer, head]"),
+    ({"alignment_heads": [[0, 0], [3, 0]]}, "'alignment_heads' is not a number from 0 to 2"),
+    ({"alignment_heads": [[0, -1]]}, "'alignment_heads' is not a number from 0 to 5"),
+    ({"no_timestamps_token_id": 10**9}, "'no_timestamps_token_id' is not a number"),
+    ({"no_timestamps_token_id": "x"}, "'no_timestamps_token_id' is not a number"),
+    ({"max_initial_timestamp_index": -1}, "'max_initial_timestamp_index' is not a number"),
+    ({"median_filter_width": 6}, "'median_filter_width' is 6, expected an odd number"),
+    ({"median_filter_width": 10**6}, "'median_filter_width' is not a number from 1 to 1001"),
+    ({"lang_to_id": [1]}, "'lang_to_id' is not a table"), ({"lang_to_id": {"<|aa|>": -5}}, "'lang_to_id' is not a number"),
+    ({"forced_decoder_ids": [[2, 1]]}, "entry 0 is not [1, token]"), ({"forced_decoder_ids": [[1, -1]]}, "'forced_decoder_ids' is not a number"),
+    ({"forced_decoder_ids": [[1, 1]] * 9}, "'forced_decoder_ids' is not a list of at most 6 pairs"),
+    ({"language": "klingon"}, "'language' is 'klingon', which 'lang_to_id' does not list"),
+    ({"task": "sing"}, "'task' is 'sing', which 'task_to_id' does not list")], ids=str)
+def test_wrong_settings_are_named(tmp_path, fields, error):
+    net_of("late start").save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(multihead.Error, match=re.escape(error)):
+        multihead.Model(tmp_path)
+
+
+def test_bad_arguments(made, tmp_path):
+    _, model, folder = made
+    for arguments, error in (({"heads": [(0, 99)]}, "heads[0]: head 99"), ({"heads": [(9, 0)]}, "heads[0]: layer 9"),
+                             ({"prompt": [3] * 80}, "80 tokens, which leave no position")):
+        with pytest.raises(multihead.Error, match=re.escape(error)):
+            model.transcribe(sound(900), **arguments)
+    with pytest.raises(ValueError, match="token 5000"):
+        model.transcribe(sound(900), prompt=[5000])
+    with pytest.raises(multihead.Error, match=r"samples\[2\] is not finite"):
+        model.transcribe(np.array([0, 0, np.nan], np.float32))
+    assert model.transcribe(np.zeros(0, np.float32)).words is None
+    assert model.transcribe(np.zeros(1, np.float32), timestamps=True, word_timestamps=True).times.max() == 0
+    (tmp_path / "short").mkdir()
+    config = json.loads((folder / "generation_config.json").read_text())
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "short" / name).symlink_to(folder / name)
+    (tmp_path / "short/generation_config.json").write_text(json.dumps(config | {"no_timestamps_token_id": None}))
+    with pytest.raises(multihead.Error, match="longer than a window needs timestamps.*; give shorter audio"):
+        multihead.Model(tmp_path / "short").transcribe(sound(9000))
