@@ -6,7 +6,7 @@ file(GLOB compute_sources CONFIGURE_DEPENDS
 set(kernel_sources)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(kernel_sources kernels/isa/isa_avx512.c kernels/isa/isa_avx2.c
-    kernels/isa/int8_avx512.c kernels/isa/int8_avx2.c)
+    kernels/isa/int8_amx.c kernels/isa/int8_avx512.c kernels/isa/int8_avx2.c)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(kernel_sources kernels/isa/isa_neon.c kernels/isa/int8_neon.c)
 endif()
@@ -60,6 +60,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     "${isa_flags};${avx512_machine}")
   set_source_files_properties(kernels/isa/int8_avx512.c PROPERTIES COMPILE_OPTIONS
     "${isa_flags};${avx512_machine};-mavx512vnni")
+  set_source_files_properties(kernels/isa/int8_amx.c PROPERTIES COMPILE_OPTIONS
+    "${isa_flags};${avx512_machine};-mavx512vnni;-mamx-tile;-mamx-int8")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   target_compile_definitions(multihead_kernels PRIVATE MHAI_HAVE_NEON)
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_NEON)

@@ -21,7 +21,7 @@ SYSTEM = re.compile(r"^(libc|libm|libpthread|libgcc_s|ld-linux[\w-]*)\.so")
 ISA_MAY_CALL = {"memcpy", "memset", "memmove", "_GLOBAL_OFFSET_TABLE_"}
 TABLES = "mhai_gguf_grid_"  # constant data that every instruction set reads
 AVX2_OBJECTS = ("isa_avx2.", "int8_avx2.", "gguf_decode_avx2.")
-AVX512_OBJECTS = ("isa_avx512.", "int8_avx512.", "gguf_decode_avx512.")
+AVX512_OBJECTS = ("isa_avx512.", "int8_avx512.", "int8_amx.", "gguf_decode_avx512.")
 
 
 def run(*command):

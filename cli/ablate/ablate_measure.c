@@ -77,7 +77,7 @@ static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
     int32_t *ids;
     int64_t *lengths;
     mha_effect_term *terms;
-    CLI_TRY(heads_source_encode(&j->effects->options->heads, j->model, source, &tokens));
+    CLI_TRY(heads_source_encode(&j->effects->options->heads, j->model, source, &tokens, NULL));
     int64_t end = tokens->count;
     while (end > 0 && tokens->special[end - 1]) end--;
     const bool whole = end >= EFFECT_LATE_END;

@@ -70,7 +70,7 @@ __attribute__((target("avx512f,avx512bf16"), noinline)) static float bf16_512(in
 
 static loop fma_loop(mha_isa isa)
 {
-    if (isa == MHA_ISA_AVX512) return (loop){fma512, 2.0 * 16 * CHAINS};
+    if (isa >= MHA_ISA_AVX512) return (loop){fma512, 2.0 * 16 * CHAINS};
     if (isa == MHA_ISA_AVX2) return (loop){fma256, 2.0 * 8 * CHAINS};
     return (loop){0};
 }
@@ -83,7 +83,7 @@ static bool has_bf16(void)
 
 static loop bf16_loop(mha_isa isa)
 {
-    if (isa == MHA_ISA_AVX512 && has_bf16()) return (loop){bf16_512, 2.0 * 32 * CHAINS};
+    if (isa >= MHA_ISA_AVX512 && has_bf16()) return (loop){bf16_512, 2.0 * 32 * CHAINS};
     return (loop){0};
 }
 #elif defined(__aarch64__)
@@ -142,7 +142,7 @@ __attribute__((target("avx512f"), noinline)) static float read512(const float *p
 static float read_memory(mha_isa isa, const float *p, size_t n)
 {
 #if defined(__x86_64__)
-    if (isa == MHA_ISA_AVX512) return read512(p, n);
+    if (isa >= MHA_ISA_AVX512) return read512(p, n);
 #endif
     (void)isa;
     float sum[16] = {0};

@@ -65,6 +65,9 @@ cli_exit cli_fail_status(mha_status status)
         if (exit_of_status[i].status == status) code = exit_of_status[i].code;
     if (status == MHA_ERR_CALLBACK) return reported != CLI_OK ? reported : code;
     const char *detail = *mha_error_detail() ? mha_error_detail() : mha_status_text(status);
+    const size_t own = cli_running ? strlen(cli_running) : 0; /* named below */
+    if (own > 0 && !strncmp(detail, cli_running, own) && !strncmp(detail + own, ": ", 2))
+        detail += own + 2;
     const bool says = code != CLI_NO_MEMORY || strstr(detail, "memory");
     return cli_fail(code, "%s%s", detail, says ? "" : ": out of memory");
 }

@@ -122,12 +122,17 @@ void text_model_close(text_model *model)
  * Tokens
  * --------------------------------------------------------------------------------------------- */
 
+cli_exit text_model_token_of(const mha_model *model, int32_t id, char **text)
+{
+    const size_t size = mha_token_label(model, id, NULL, 0) + 1;
+    CLI_TRY(ARENA_ALLOC((int64_t)size, text));
+    mha_token_label(model, id, *text, size);
+    return CLI_OK;
+}
+
 cli_exit text_model_token(const text_model *model, int32_t id, char **text)
 {
-    const size_t size = mha_token_label(model->model, id, NULL, 0) + 1;
-    CLI_TRY(ARENA_ALLOC((int64_t)size, text));
-    mha_token_label(model->model, id, *text, size);
-    return CLI_OK;
+    return text_model_token_of(model->model, id, text);
 }
 
 void text_model_where(text_model *model, const char *file, int64_t line)

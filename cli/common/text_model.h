@@ -53,7 +53,8 @@ void text_model_close(text_model *model);
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
                          maps_picks *picks);
 
-/* mha_token_label(), in the arena. */
+/* mha_token_label(), in the arena; of another model, such as the encoder. */
+cli_exit text_model_token_of(const mha_model *model, int32_t id, char **text);
 cli_exit text_model_token(const text_model *model, int32_t id, char **text);
 
 /* A text to read. */

@@ -31,6 +31,11 @@ static const args_option option_table[] = {
               "read the tokens of each --attention, one per line or\nas a JSON list, to score "
               "separators, duplicates and\ninduction",
               .needs = "--attention FILE.npy"),
+    ROW_FLAG(
+        0, "self", heads_options, self, 1,
+        "of an encoder-decoder: measure the decoder's\nself-attention, not its attention to the "
+        "source",
+        .excludes = "--attention --words", .why = "it needs a source and a target"),
     ROW_HEADING("Selection and order"),
     HEADS_ROWS_OF_CHOICE(
         "sort by layer (the default), role, or a score, highest\nfirst: induction, "
@@ -110,12 +115,13 @@ const args_page heads_page = {
                 "multihead heads MODEL --sort induction --min 0.1 --without L16H0\n"
                 "multihead heads demo --words\n"
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
-    .notes = "MODEL is the same as for 'multihead view'. Each score is a mean over the rows it\n"
-             "applies to, shown with the score of uniform attention (chance) and the number of\n"
-             "rows. A role is a score above a threshold; most thresholds come from papers.\n"
-             "'multihead help scores' lists both. A head may have several roles, or none.\n"
-             "Heads count from 0: L0H3 is the fourth head of the first layer. docs/program.md\n"
-             "has the formats.",
+    .notes = "MODEL is the same as for 'multihead view'. The texts of an encoder-decoder are a\n"
+             "source, a tab and a target; the model writes targets that are missing. Each\n"
+             "score is a mean over the rows it applies to, shown with the score of uniform\n"
+             "attention (chance) and the number of rows. A role is a score above a threshold;\n"
+             "most thresholds come from papers. 'multihead help scores' lists both. A head may\n"
+             "have several roles, or none. Heads count from 0: L0H3 is the fourth head of the\n"
+             "first layer. docs/program.md has the formats.",
     ARGS_OPTIONS(option_table),
     .moved = moved,
     .moved_count = sizeof moved / sizeof *moved,
@@ -145,7 +151,7 @@ static cli_exit check(const heads_options *o)
     return cli_fail(CLI_USAGE, "nothing to measure on: give --text FILE, a text, or --random 10");
 }
 
-static void say_what_next(const heads_options *options, const mha_study_found *found,
+static void say_what_next(const heads_options *options, const mha_study_found *found, bool pairs,
                           const heads_row *rows, int64_t count)
 {
     if (options->page && strcmp(options->page, "-") != 0) {
@@ -164,9 +170,10 @@ static void say_what_next(const heads_options *options, const mha_study_found *f
         return;
     }
     cli_note(options->quiet,
-             "next: --details for the evidence; multihead view %s \"text\" --head "
-             "L%" PRId64 "H%" PRId64 " to see a head",
-             options->model, rows[0].layer, rows[0].head);
+             "next: --details for the evidence; multihead view %s %s --head L%" PRId64 "H%" PRId64
+             "%s to see a head",
+             options->model, pairs ? "\"source\" \"target\"" : "\"text\"", rows[0].layer,
+             rows[0].head, options->self ? " --self" : "");
 }
 
 /* Write files only if all texts were measured; otherwise the files of an earlier run remain. */
@@ -202,7 +209,7 @@ static cli_exit show(const heads_options *options, text_model *model, const head
         CLI_TRY(heads_print_clusters(options, found));
     CLI_TRY(cli_finish_stdout(CLI_OK));
     if (count == 0 && !options->page) cli_note(options->quiet, "no head matches the selection");
-    say_what_next(options, &found->of, rows, count);
+    say_what_next(options, &found->of, model->encoder, rows, count);
     return CLI_OK;
 }
 
@@ -238,11 +245,9 @@ static cli_exit heads(const heads_options *options)
              "heads'");
     CLI_TRY(text_model_open(options->model, options->threads, options->spread, &model));
     if (options->words) return list_words(&model);
-    if (model.encoder)
-        return cli_fail(CLI_UNSUPPORTED,
-                        "%s is an encoder-decoder; heads measures self-attention: give %s/encoder",
-                        options->model, options->model);
+    CLI_TRY(heads_pairs_check(options, &model));
     CLI_TRY(heads_sources_read(options, &model, &sources));
+    CLI_TRY(heads_pairs_read(options, &model, &sources));
     CLI_TRY(heads_measure(options, &model, &sources, &found, &unsaved));
     ranks_release();
     if (!ranks_first()) return CLI_OK;

@@ -20,6 +20,7 @@ typedef struct heads_options {
     args_texts attention, tokens; /* files of maps instead of a model, and of their tokens */
     const char *model, *text_file, *conllu, *example;
     int whole, truncate, predict, words;
+    int self; /* of an encoder-decoder: self-attention of the decoder */
     int64_t max_tokens, random;
     bool named, drawn; /* texts, and random, are given */
     bool alone;        /* a state only: show its results without measuring */
@@ -53,11 +54,17 @@ typedef struct heads_source {
     const conllu_sentence *gold; /* NULL: no links */
     const char *file;            /* NULL: from the command line */
     int64_t line, offset;        /* offset: bytes of the text before this piece */
+    /* Of an encoder-decoder, whose source is text: the target, or NULL and the one that the model
+     * writes */
+    const char *target;
+    size_t target_bytes;
+    mha_tokens *made;
 } heads_source;
 
 typedef struct heads_sources {
     heads_source *items;
     int64_t count, room;
+    int64_t made; /* targets that the model wrote */
     conllu gold;
 } heads_sources;
 
@@ -73,14 +80,25 @@ typedef struct heads_found {
     int64_t count;          /* heads of all layers */
     const mha_study *study; /* owns the results; NULL: the maps come from arrays */
     bool stopped;           /* stopped by a signal before the last text */
+    bool cross;             /* the heads are those of cross-attention */
+    int64_t made;           /* texts whose target the model wrote */
     float *gates;           /* [layers, heads] 0: ablated; NULL: none */
 } heads_found;
 
 cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 
-/* text_model_encode() of a text, with the limits of the options. */
+/* text_model_encode() of a text, with the limits of the options; of an encoder-decoder, the target.
+ * *keys: the tokens of the source, otherwise *tokens; may be NULL. */
 cli_exit heads_source_encode(const heads_options *options, text_model *model,
-                             const heads_source *source, mha_tokens **tokens);
+                             const heads_source *source, mha_tokens **tokens, mha_tokens **keys);
+
+/* For an encoder-decoder (heads_pairs.c): check the options, split each text at its tab, and make the targets
+ * that are missing. */
+cli_exit heads_pairs_check(const heads_options *options, const text_model *model);
+cli_exit heads_pairs_read(const heads_options *options, text_model *model, heads_sources *sources);
+
+/* "cross-attention", "decoder self-attention"; NULL: the model has one kind of attention. */
+const char *heads_attention(const heads_found *found);
 
 /* Initialise the results with the model's heads. */
 cli_exit heads_begin(const text_model *model, heads_found *found);

@@ -178,7 +178,10 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
         const bool special = held[i].token >= found->of.kinds;
         const int64_t id = special ? -1 : found->of.id_of[held[i].token];
         char *text = NULL;
-        if (!special) CLI_TRY(text_model_token(found->model, (int32_t)id, &text));
+        if (!special)
+            CLI_TRY(text_model_token_of(found->cross ? mha_model_encoder(found->model->model)
+                                                     : found->model->model,
+                                        (int32_t)id, &text));
         tokens[i] =
             (heads_token){.text = special ? "(special tokens)" : text, .id = id, .found = held[i]};
     }

@@ -234,7 +234,7 @@ static cli_exit read_text(headvis *v)
 {
     const heads_source *source = &v->sources->items[v->texts[v->text]];
     const int64_t heads = v->found->model->heads;
-    CLI_TRY(heads_source_encode(v->options, v->model, source, &v->read));
+    CLI_TRY(heads_source_encode(v->options, v->model, source, &v->read, NULL));
     v->tokens = v->read->count;
     if (v->tokens > INT16_MAX)
         return cli_fail(CLI_UNSUPPORTED,

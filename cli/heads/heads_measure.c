@@ -19,8 +19,8 @@ typedef struct job {
     int64_t without; /* heads with a gate of 0 */
     progress progress;
     heads_state state;
-    bool resumes; /* whether the state has results */
-    bool stopped;
+    bool resumes;        /* whether the state has results */
+    bool stopped, cross; /* cross: measure cross-attention */
 } job;
 
 static mha_status show_progress(void *user, const mha_study_progress *at)
@@ -40,11 +40,18 @@ static void save_if_due(void *user)
 /* ---- texts ----------------------------------------------------------------------------------- */
 
 cli_exit heads_source_encode(const heads_options *options, text_model *model,
-                             const heads_source *source, mha_tokens **tokens)
+                             const heads_source *source, mha_tokens **tokens, mha_tokens **keys)
 {
     const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
+    const bool pair = model->encoder;
+    const char *text = pair ? source->target : source->text;
+    const size_t bytes = pair ? source->target_bytes : source->bytes;
     text_model_where(model, source->file, source->line);
-    return text_model_encode(model, &limits, source->text, source->bytes, NULL, 0, tokens);
+    *tokens = source->made;
+    if (!*tokens) CLI_TRY(text_model_encode(model, &limits, text, bytes, NULL, 0, tokens));
+    if (keys) *keys = *tokens;
+    if (!keys || !pair) return CLI_OK;
+    return text_model_encode_source(model, &limits, source->text, source->bytes, keys);
 }
 
 /* Count a text, or measure it. */
@@ -55,8 +62,9 @@ static cli_exit study_text(job *j, int64_t number, bool count)
     const size_t mark = arena_mark();
     mha_study_links links;
     mha_study_visit visit = {.struct_size = sizeof visit};
-    mha_tokens *tokens;
-    CLI_TRY(heads_source_encode(j->options, j->model, source, &tokens));
+    mha_tokens *tokens, *keys;
+    CLI_TRY(heads_source_encode(j->options, j->model, source, &tokens, &keys));
+    if (j->model->encoder) visit.source = keys;
     if (gold) {
         links = (mha_study_links){.begin = gold->begin,
                                   .end = gold->end,
@@ -65,8 +73,9 @@ static cli_exit study_text(job *j, int64_t number, bool count)
                                   .count = gold->link_count};
         visit.links = &links;
     }
-    const mha_status status = count ? mha_study_count(j->study, tokens, visit.links)
-                                    : mha_study_text(j->study, tokens, &visit);
+    const mha_status status = count
+                                  ? mha_study_count(j->study, j->cross ? keys : tokens, visit.links)
+                                  : mha_study_text(j->study, tokens, &visit);
     progress_clear(&j->progress);
     arena_release(mark);
     return cli_check(status);
@@ -123,7 +132,7 @@ static cli_exit measure_texts(job *j)
 
 static cli_exit measure_random(job *j)
 {
-    if (j->options->random == 0 || j->stopped) return CLI_OK;
+    if (j->options->random == 0 || j->stopped || j->model->encoder) return CLI_OK;
     CLI_TRY(ranks_check(mha_study_begin_random(j->study)));
     if (j->is->random) return measure_all(j, measure_drawn);
     cli_note(j->options->quiet, "no random tokens: the model has too few words or positions");
@@ -174,7 +183,7 @@ static cli_exit begin_study(job *j)
         .flags = (o->spread && j->model->ranks ? MHA_STUDY_OWN_LAYERS : 0) |
                  (o->corpus || o->state ? MHA_STUDY_CORPUS : 0) |
                  (o->clusters.given ? MHA_STUDY_DISTANCES : 0) |
-                 (o->predict ? MHA_STUDY_PREDICT : 0),
+                 (o->predict ? MHA_STUDY_PREDICT : 0) | (j->cross ? MHA_STUDY_CROSS : 0),
         .gates = j->without > 0 ? &j->gates : NULL,
         .relations = (const char *const *)j->sources->gold.names,
         .relation_count = j->sources->gold.relations,
@@ -230,13 +239,14 @@ cli_exit heads_begin(const text_model *model, heads_found *found)
     int64_t *heads, count = 0;
     CLI_TRY(ARENA_ALLOC(model->layers, &heads));
     for (int64_t l = 0; l < model->layers; l++) {
-        heads[l] = mha_transformer_heads(&model->desc, l);
+        heads[l] = found->cross ? model->heads : mha_transformer_heads(&model->desc, l);
         count += heads[l];
     }
     *found = (heads_found){
         .model = model,
         .of = {.struct_size = sizeof found->of, .layers = model->layers, .heads = heads},
-        .count = count};
+        .count = count,
+        .cross = found->cross};
     return CLI_OK;
 }
 
@@ -246,7 +256,8 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     job *j; /* the study keeps a pointer to it */
     *unsaved = CLI_OK;
     CLI_TRY(ARENA_ALLOC(1, &j));
-    *j = (job){.options = options, .model = model, .sources = sources};
+    found->cross = model->encoder && !options->self;
+    *j = (job){.options = options, .model = model, .sources = sources, .cross = found->cross};
     CLI_TRY(make_gates(j));
     CLI_TRY(begin_study(j));
     CLI_TRY(measure(j, unsaved));
@@ -256,5 +267,6 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     found->study = j->study;
     found->gates = j->gates.data;
     found->stopped = j->stopped;
+    found->made = sources->made;
     return CLI_OK;
 }

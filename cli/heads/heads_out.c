@@ -190,6 +190,7 @@ void heads_json_begin(mha_json *json, const char *format, const heads_found *fou
     mha_json_object(json, "source");
     mha_json_text(json, "name", found->model->name);
     mha_json_text(json, "architecture", found->model->architecture);
+    if (heads_attention(found)) mha_json_text(json, "attention", heads_attention(found));
     mha_json_integer(json, "layers", found->of.layers);
     mha_json_integer(json, "heads", heads);
     mha_json_end(json);
@@ -215,6 +216,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     mha_json_integer(&json, "texts", f->of.text_count);
     mha_json_lines(&json, -1);
     mha_json_integer(&json, "tokens", f->of.token_count);
+    if (f->model->encoder) mha_json_integer(&json, "generated_targets", f->made);
     mha_json_lines(&json, 2);
     mha_json_object(&json, "random");
     mha_json_integer(&json, "sequences", f->of.random_count);

@@ -284,7 +284,7 @@ static cli_exit draw_text(pictures *p)
     const text_visit visit = {
         .after_layer = look_at_layer, .user = p, .gates = p->found->gates ? &p->gates : NULL};
     mha_tokens *tokens;
-    CLI_TRY(heads_source_encode(p->options, p->model, &p->sources->items[p->text], &tokens));
+    CLI_TRY(heads_source_encode(p->options, p->model, &p->sources->items[p->text], &tokens, NULL));
     for (int64_t i = 0; i < p->count; i++) {
         picture *made = &p->items[i];
         if (made->place.text != p->text) continue;

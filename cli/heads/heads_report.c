@@ -26,7 +26,7 @@ typedef struct report {
     const heads_beside *beside; /* NULL: scores only */
     int64_t count, columns;     /* heads; scores */
     int64_t *column_of;         /* [scores] of the study: its column, or -1 */
-    mha_tokens **read;          /* [texts] tokens of the texts, read when a place needs them */
+    mha_tokens **read; /* [texts,2] tokens of rows and of keys, read when a place needs them */
     mha_heads_page page;
 } report;
 
@@ -105,9 +105,9 @@ static int64_t column_to_open(const report *r, const char *const *names, int cou
 static void choose_axes(report *r)
 {
     static const char *const across[] = {"random_induction", "induction", "random_duplicate",
-                                         "duplicate", "previous"};
+                                         "duplicate",        "previous",  "monotone"};
     static const char *const up[] = {"previous", "sink", "entropy"};
-    int64_t x = column_to_open(r, across, 5, -1), y = column_to_open(r, up, 3, x);
+    int64_t x = column_to_open(r, across, 6, -1), y = column_to_open(r, up, 3, x);
     if (r->beside && r->beside->column_count > 0) {
         y = x >= 0 ? x : r->columns - 1;
         x = r->beside->x;
@@ -152,12 +152,15 @@ static cli_exit make_columns(report *r)
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
-static cli_exit tokens_of(report *r, int64_t text, const mha_tokens **tokens)
+static cli_exit tokens_of(report *r, int64_t text, const mha_tokens **tokens,
+                          const mha_tokens **keys)
 {
-    if (!r->read[text])
-        CLI_TRY(
-            heads_source_encode(r->options, r->model, &r->sources->items[text], &r->read[text]));
-    *tokens = r->read[text];
+    mha_tokens **read = &r->read[2 * text];
+    if (!read[0])
+        CLI_TRY(heads_source_encode(r->options, r->model, &r->sources->items[text], &read[0],
+                                    &read[1]));
+    *tokens = read[0];
+    *keys = read[1];
     return CLI_OK;
 }
 
@@ -178,13 +181,36 @@ cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *toke
     return CLI_OK;
 }
 
+/* Tokens of the target up to the row, then those of the source around the key. */
+static cli_exit show_pair(const heads_source *source, const mha_tokens *tokens,
+                          const mha_tokens *keys, int64_t key, int64_t row, mha_heads_place *place)
+{
+    const heads_source target = {.text = source->target, .bytes = source->target_bytes};
+    const int64_t first = row < AROUND ? 0 : row - AROUND, begin = key < AROUND ? 0 : key - AROUND,
+                  end = key + AROUND < keys->count ? key + AROUND + 1 : keys->count;
+    int64_t count = 0;
+    const char **texts;
+    CLI_TRY(ARENA_ALLOC(row - first + end - begin + 2, &texts));
+    for (int64_t i = first; i <= row; i++)
+        CLI_TRY(heads_report_spelled(&target, tokens, i, &texts[count++]));
+    place->query = count - 1;
+    texts[count++] = " → ";
+    place->key = key < 0 ? -1 : count + key - begin;
+    for (int64_t i = begin; i < end; i++)
+        CLI_TRY(heads_report_spelled(source, keys, i, &texts[count++]));
+    place->tokens = texts;
+    place->token_count = count;
+    return CLI_OK;
+}
+
 /* The tokens from first to end, and a more distant key separately. */
 static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
                             mha_heads_place *place)
 {
     const heads_source *source = &r->sources->items[found->text];
-    const mha_tokens *tokens;
-    CLI_TRY(tokens_of(r, found->text, &tokens));
+    const mha_tokens *tokens, *keys;
+    CLI_TRY(tokens_of(r, found->text, &tokens, &keys));
+    if (r->found->cross) return show_pair(source, tokens, keys, found->key, row, place);
     const int64_t n = tokens->count, key = found->key < n ? found->key : -1;
     int64_t first = row - AROUND, end = row + AFTER + 1, count = 0;
     if (key >= 0 && key < first && row - key < 2 * AROUND) first = key;
@@ -315,7 +341,7 @@ static cli_exit make_lines(const report *r, const heads_row *row, mha_heads_card
     lines[0] = (mha_heads_line){"Entropy by position", "nats", x, entropy, used};
     lines[1] = (mha_heads_line){"Distance by position", "tokens", x, distance, used};
     card->lines = lines;
-    card->line_count = used > 1 ? 2 : 0;
+    card->line_count = used < 2 ? 0 : r->found->cross ? 1 : 2; /* no distance to another text */
     return CLI_OK;
 }
 
@@ -323,8 +349,8 @@ static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card 
 {
     const mha_head_rest rest = mha_head_corpus_rest(r->found->of.corpus, row->layer, row->head);
     char note[256];
-    int used = snprintf(note, sizeof note, "%.0f %% of its attention is on the first token",
-                        100 * rest.mass);
+    int used = snprintf(note, sizeof note, "%.0f %% of its attention is on the first %stoken",
+                        100 * rest.mass, r->found->cross ? "source " : "");
     if (rest.moved_rows > 0)
         used += snprintf(note + used, sizeof note - (size_t)used,
                          ", and %.0f %% of its output comes from that token", 100 * rest.moved);
@@ -337,10 +363,10 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
     *card = (mha_heads_card){.layer = row->layer, .head = row->head};
     CLI_TRY(make_roles(row, card));
     if (r->options->model)
-        CLI_TRY(arena_print(&card->command,
-                            "multihead view %s \"text\" --head L%" PRId64 "H%" PRId64
-                            " -o view.html",
-                            r->options->model, row->layer, row->head));
+        CLI_TRY(arena_print(
+            &card->command, "multihead view %s %s --head L%" PRId64 "H%" PRId64 "%s -o view.html",
+            r->options->model, r->model->encoder ? "\"source\" \"target\"" : "\"text\"", row->layer,
+            row->head, r->options->self ? " --self" : ""));
     mha_heads_list *lists;
     CLI_TRY(ARENA_ALLOC(2 + HEADS_MOST_BESIDE, &lists));
     card->lists = lists;
@@ -392,7 +418,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
                 .beside = beside};
     mha_heads_card *cards;
     char numbers[3][32], title[512];
-    CLI_TRY(ARENA_ALLOC(sources->count, &r.read));
+    CLI_TRY(ARENA_ALLOC(2 * sources->count, &r.read));
     if (count == 0)
         return cli_fail(CLI_BAD_INPUT,
                         "%s: no head matches the selection, so there is no page to write",
@@ -405,11 +431,15 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     snprintf(numbers[2], sizeof numbers[2], "%" PRId64 " x %" PRId64 " tokens, %" PRId64 " times",
              found->of.random_count, found->of.plan ? found->of.plan->how.block : 0,
              found->of.plan ? found->of.plan->how.repeats : 0);
+    const mha_fact fifth = model->encoder ? (mha_fact){"attention", heads_attention(found)}
+                                          : (mha_fact){"repeated random tokens", numbers[2]};
     const mha_fact facts[] = {{"model", model->name},
                               {"kind", model->architecture},
                               {"texts", numbers[0]},
-                              {"tokens", numbers[1]},
-                              {"repeated random tokens", numbers[2]}};
+                              {found->cross ? "source tokens" : "tokens", numbers[1]},
+                              fifth,
+                              {"targets written by the model", numbers[2]}};
+    if (model->encoder) snprintf(numbers[2], sizeof numbers[2], "%" PRId64, found->made);
     char of[48] = "";
     if (count < found->count) snprintf(of, sizeof of, "%" PRId64 " of ", count);
     snprintf(title, sizeof title, "What %sthe %" PRId64 " heads of %s do", of, found->count,
@@ -418,7 +448,10 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     r.page.title = title;
     r.page.producer = "multihead " CLI_VERSION;
     r.page.facts = facts;
-    r.page.fact_count = found->of.random_count > 0 ? 5 : found->of.texts ? 4 : 2;
+    r.page.fact_count = model->encoder               ? found->made > 0 ? 6 : 5
+                        : found->of.random_count > 0 ? 5
+                        : found->of.texts            ? 4
+                                                     : 2;
     r.page.heads = cards;
     r.page.head_count = count;
     r.page.first_head = first_head(&r);

@@ -37,11 +37,19 @@ static const table_column scores[] = {
 
 enum { SCORES = sizeof scores / sizeof *scores };
 
+/* The same for cross-attention. */
+static const table_column cross_scores[] = {SCORE("mono", "monotone"), SCORE("diag", "diagonal"),
+                                            SCORE("first", "first"),   SCORE("last", "last"),
+                                            SCORE("sep", "separator"), SCORE("conf", "confidence"),
+                                            SCORE("even", "evenness")};
+
+enum { CROSS_SCORES = sizeof cross_scores / sizeof *cross_scores };
+
 /* The number of columns that fit beside the roles. */
-static int columns_that_fit(int64_t width)
+static int columns_that_fit(int64_t width, int most)
 {
     const int64_t room = (width - HEAD_WIDTH - ROLE_WIDTH) / COLUMN_WIDTH;
-    return room < 0 ? 0 : room < SCORES ? (int)room : SCORES;
+    return room < 0 ? 0 : room < most ? (int)room : most;
 }
 
 /* Write "previous token 0.94, amod 0.80 (0.62)": the deciding score and, for relations, its
@@ -67,13 +75,16 @@ static void list_roles(const mha_head_measures *texts, const heads_row *row, cha
 static void print_title(const heads_found *found, int64_t width)
 {
     char line[LINE_BYTES];
-    size_t used = (size_t)snprintf(line, 400, "%s: ", found->model->name);
+    const char *attention = heads_attention(found);
+    size_t used = (size_t)snprintf(line, 400, "%s: %s%s", found->model->name,
+                                   attention ? attention : "", attention ? ", " : "");
     if (used >= 400) used = 399; /* for very long names */
     if (found->of.texts)
         used +=
-            (size_t)snprintf(line + used, LINE_BYTES - used, "%s text%s, %s tokens%s",
+            (size_t)snprintf(line + used, LINE_BYTES - used, "%s text%s, %s %stokens%s",
                              words_count(found->of.text_count).text, words_s(found->of.text_count),
-                             words_count(found->of.token_count).text, found->of.random ? "; " : "");
+                             words_count(found->of.token_count).text, found->cross ? "source " : "",
+                             found->of.random ? "; " : "");
     if (found->of.random)
         snprintf(line + used, LINE_BYTES - used,
                  "%" PRId64 " x %" PRId64 " random tokens, %" PRId64 " times over",
@@ -81,13 +92,14 @@ static void print_title(const heads_found *found, int64_t width)
     cli_print_wrapped("", line, width);
 }
 
-static void print_row(table *t, const mha_study_found *found, const heads_row *row, int fit)
+static void print_row(table *t, const mha_study_found *found, const table_column *shown,
+                      const heads_row *row, int fit)
 {
     char line[LINE_BYTES];
     table_text(t, "L%" PRId64 "H%" PRId64, row->layer, row->head);
     for (int i = 0; i < fit; i++) {
         const mha_head_score s = mha_study_score(
-            found, row->layer, row->head, mha_study_score_find(found, scores[i].field.name, true));
+            found, row->layer, row->head, mha_study_score_find(found, shown[i].field.name, true));
         table_number(t, s.rows > 0 ? s.value : (double)NAN);
     }
     list_roles(found->texts, row, line);
@@ -111,16 +123,17 @@ void heads_print(const heads_options *options, const heads_found *found, const h
                  int64_t count)
 {
     const mha_terminal terminal = screen_of(&options->screen);
-    const int fit = columns_that_fit(terminal.columns);
+    const table_column *shown = found->cross ? cross_scores : scores;
+    const int fit = columns_that_fit(terminal.columns, found->cross ? CROSS_SCORES : SCORES);
     table_column columns[SCORES + 2] = {{"head", -HEAD_WIDTH, 0, TABLE_PLAIN, {0}}};
     table t = {.columns = columns, .limit = terminal.columns, .ascii = terminal.ascii};
-    memcpy(columns + 1, scores, (size_t)fit * sizeof *scores);
+    memcpy(columns + 1, shown, (size_t)fit * sizeof *shown);
     columns[1 + fit] = (table_column){.heading = fit > 0 ? " roles" : "roles"};
     print_title(found, terminal.columns);
     cli_print("\n");
     table_head(&t, fit + 2);
     for (int64_t i = 0; i < count; i++) {
-        print_row(&t, &found->of, &rows[i], fit);
+        print_row(&t, &found->of, shown, &rows[i], fit);
         if (options->details) print_details(&rows[i], terminal.columns);
     }
 }

@@ -8,7 +8,7 @@
 /* An environment variable: its name and its effect. */
 #define HELP_ENVIRONMENT_LIST(X)                                                     \
     X("MHA_THREADS", "threads if --threads is not given; default: all CPUs")         \
-    X("MHA_ISA", "best instruction set to use: portable, neon, avx2 or avx512")      \
+    X("MHA_ISA", "best instruction set to use: portable, neon, avx2, avx512 or amx") \
     X("MHA_L2_KIB", "size of a core's L2 cache; default: the detected size")         \
     X("MHA_FONT", "font file of PNG images; default DejaVu Sans")                    \
     X("MHA_MPI_LIBRARY", "libmultihead-mpi to load; none: ignore the launcher")      \

@@ -252,13 +252,17 @@ MHA_API MHA_NODISCARD mha_status mha_tensor_convert(const mha_tensor *in, const 
 
 /* ---- Context: threads, scratch memory, instruction set, allocator ---------------------------- */
 
-/* Instruction sets, best last. MHA_ISA_AUTO selects the best one available. */
+/* Instruction sets, best last. MHA_ISA_AUTO selects the best one available. amx is avx512 with tiles
+ * for int8 linear layers, with the same bits everywhere. Linux grants tiles to a process on request:
+ * the first call that asks for amx, or for the best one, makes it, and from then on signal stacks
+ * (sigaltstack) need about 11 KiB. MHA_ISA=avx512 prevents the request. */
 #define MHA_ISA_LIST(X)                \
     X(MHA_ISA_AUTO, 0, "auto")         \
     X(MHA_ISA_PORTABLE, 1, "portable") \
     X(MHA_ISA_NEON, 2, "neon")         \
     X(MHA_ISA_AVX2, 3, "avx2")         \
-    X(MHA_ISA_AVX512, 4, "avx512")
+    X(MHA_ISA_AVX512, 4, "avx512")     \
+    X(MHA_ISA_AMX, 5, "amx")
 
 typedef enum mha_isa {
 #define MHA_ISA_ENUM(name, value, text) name = value,
@@ -320,7 +324,7 @@ typedef struct mha_context mha_context;
 /**
  * Create a context. desc NULL means all defaults.
  *
- * The environment variable MHA_ISA=portable|neon|avx2|avx512 limits the instruction set that a
+ * The environment variable MHA_ISA=portable|neon|avx2|avx512|amx limits the instruction set that a
  * context chooses by default; MHA_THREADS=n is the default of num_threads. desc takes precedence.
  * MHA_L2_KIB=n replaces the size of a core's L2 cache, which determines how work is divided; bits
  * do not depend on it.

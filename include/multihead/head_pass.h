@@ -36,7 +36,10 @@ enum {
     /* With a transformer spread over ranks: each rank measures the heads of its own layers, and
      * only the stream is sent. mha_head_measures_merge_layers() merges the ranks' objects. Without
      * the flag every rank measures all heads */
-    MHA_HEAD_PASS_OWN_LAYERS = 1 << 0
+    MHA_HEAD_PASS_OWN_LAYERS = 1 << 0,
+    /* Measure the cross-attention of a transformer with MHA_TRANSFORMER_CROSS, not its
+     * self-attention. The objects then have num_heads heads in each layer, and no distances */
+    MHA_HEAD_PASS_CROSS = 1 << 1
 };
 
 /* Objects to fill. They have as many heads in each layer as the transformer. */
@@ -52,13 +55,15 @@ typedef struct mha_head_pass {
 } mha_head_pass;
 
 /**
- * Run one text through a transformer and add its self-attention heads to the objects of pass.
+ * Run one text through a transformer and add its self-attention heads, or those of its
+ * cross-attention, to the objects of pass.
  *
  *   input   of one sequence: tokens i32 [1,T], lengths NULL or T; its outputs are filled and its
  *           after_layer is called, before a layer is measured
  *   text    properties of the tokens (heads.h), with queries and keys 0 or T and q_offset 0; ids NULL:
  *           the tokens; MHA_HEADS_CAUSAL is set if the transformer is causal. NULL: only ids are
- *           known
+ *           known. With MHA_HEAD_PASS_CROSS the keys are the rows of input->memory: keys is 0 or
+ *           their number, the arrays of keys and ids describe them, and MHA_HEADS_CROSS is set
  *
  * Layers without heads are skipped. Maps of recurrent layers are measured as signed ones
  * (mha_head_measures_signed()); for distances, the positive and the negative weight on a key count
@@ -67,7 +72,8 @@ typedef struct mha_head_pass {
  *
  * Memory   scratch from the context: that of a mha_transformer_forward() without activations and of
  *          mha_attention_visit_rows(). Borrows everything for the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a length, queries or keys); those of
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a length, queries or keys; MHA_HEAD_PASS_CROSS with
+ *          distances or without cross-attention); those of
  *          mha_transformer_forward(), mha_head_measures_begin() and _rows(),
  *          mha_head_distances_*(); the status that progress or after_layer returned. The text is
  *          then closed and not counted as a text, but the rows added so far remain: if texts may

@@ -21,6 +21,12 @@
  *
  * Signed maps (recurrent.h): A[j] = |M[j]| / sum |M|, for mha_head_measures_signed().
  *
+ * Cross-attention (MHA_HEADS_CROSS): the keys are another text, so scores that compare a token with
+ * its own text have no rows: previous, next, self, near, distance, segment, block, cut, the
+ * duplicate and induction scores, and cosine. Offsets are j - i. MHA_MEASURE_LAST and
+ * MHA_MEASURE_MONOTONE have rows for cross-attention only; the latter is the mass on the keys with
+ * |j - t (S - 1) / (T - 1)| <= near_tokens.
+ *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
  *
  * Example, given mha_context *context, mha_tensor q, mha_tensor k, const int64_t *heads, int64_t
@@ -171,7 +177,11 @@ typedef enum mha_measure_kind {
     X(INDUCTION_LATEST, "induction_latest", SHARE, "induction, latest",                            \
       "mass on the token that followed the latest of several earlier occurrences", "ours")         \
     X(NEGATIVE, "negative", PLAIN, "negative weights",                                             \
-      "share of a signed row's mass that is negative", "ours")
+      "share of a signed row's mass that is negative", "ours")                                     \
+    X(LAST, "last", SHARE, "last token of the source",                                             \
+      "cross-attention: mass on the last token of the source", "ours")                             \
+    X(MONOTONE, "monotone", SHARE, "same relative place",                                          \
+      "cross-attention: mass within two tokens of the same relative place in the source", "ours")
 
 typedef enum mha_head_measure {
 #define MHA_MEASURE_ENUM(id, ...) MHA_MEASURE_##id,
@@ -215,7 +225,7 @@ typedef struct mha_head_measures_desc {
 enum {
     MHA_HEADS_CAUSAL = 1 << 0,        /* j <= i */
     MHA_HEADS_WINDOW = 1 << 1,        /* left_keys, right_keys and sink_keys apply */
-    MHA_HEADS_CROSS = 1 << 2,         /* queries and keys have different texts: no positions */
+    MHA_HEADS_CROSS = 1 << 2,         /* cross-attention: queries and keys have different texts */
     MHA_HEADS_QUERY_PREDICTS = 1 << 3 /* links: test the row before the word, which predicts it */
 };
 
@@ -504,7 +514,9 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
     X(VERTICAL, "vertical", VERTICAL, 0.5, CORRECTED, 4,                                          \
       "all tokens attend to the same few tokens", "ours, after Kovaleva 2019")                    \
     X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4,                                                  \
-      "two parts of the text, each attending to itself", "ours, after Kovaleva 2019")
+      "two parts of the text, each attending to itself", "ours, after Kovaleva 2019")             \
+    X(MONOTONE, "monotone", MONOTONE, 0.5, CORRECTED, 4,                                          \
+      "each token attends to the same relative place in the source", "ours")
 
 typedef enum mha_role {
 #define MHA_ROLE_ENUM(id, ...) MHA_ROLE_##id,
@@ -538,7 +550,8 @@ typedef struct mha_head_role {
 /**
  * The roles of a head, in the order of the list; there may be none. A general role is omitted if a
  * specific one implies it: diagonal and local beside previous, next and self; local beside
- * diagonal; vertical beside first token and separator; two blocks beside block.
+ * diagonal; vertical beside first token and separator; two blocks beside block; monotone beside
+ * diagonal.
  *
  *   roles [most] out    the first `most` of them; NULL with most 0 to count
  *

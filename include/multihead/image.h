@@ -44,14 +44,15 @@ typedef struct mha_image {
 
 /**
  * Read the bytes of a PNG or JPEG file. Grey becomes red = green = blue; of 16 bits the upper 8 count;
- * transparency is ignored; colour profiles and orientations are not applied. Animated PNG: the default
- * image.
+ * transparency and colour profiles are ignored. Pixels are turned by the orientation in EXIF (segment APP1,
+ * chunk eXIf). CMYK is converted without a profile, as Pillow does. Animated PNG: the default image.
  *
  * Memory   the caller frees *image with mha_image_free(); allocated with malloc(): 3 bytes per pixel,
- *          and as many as the decoder needs (for a progressive JPEG 6 more per pixel).
+ *          twice as many to turn them, and as many as the decoder needs (for a progressive JPEG 6 more per
+ *          pixel).
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FORMAT (neither PNG nor JPEG,
  *          truncated, damaged, a wrong checksum); MHA_ERR_SIZE (the bounds above);
- *          MHA_ERR_UNSUPPORTED (CMYK; built without libpng or libjpeg); MHA_ERR_NOMEM. *image is then
+ *          MHA_ERR_UNSUPPORTED (a JPEG of 2 channels; built without libpng or libjpeg); MHA_ERR_NOMEM. *image is then
  *          unchanged.
  * Threads  any.   Since  0.1
  */

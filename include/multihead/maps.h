@@ -66,9 +66,12 @@ MHA_API void mha_routes_free(mha_routes *routes);
 
 /* mha_maps.flags */
 enum {
-    MHA_MAPS_CAUSAL = 1 << 0,  /* a row sees no later column */
-    MHA_MAPS_SAME = 1 << 1,    /* rows and columns are the same tokens */
-    MHA_MAPS_CONTRAST = 1 << 2 /* weights in the first text minus those in the second */
+    MHA_MAPS_CAUSAL = 1 << 0,   /* a row sees no later column */
+    MHA_MAPS_SAME = 1 << 1,     /* rows and columns are the same tokens */
+    MHA_MAPS_CONTRAST = 1 << 2, /* weights in the first text minus those in the second */
+    /* Of an encoder-decoder: the decoder's attention to the source, or to its own text */
+    MHA_MAPS_CROSS = 1 << 3,
+    MHA_MAPS_DECODER = 1 << 4
 };
 
 /* Maps from a model, or from arrays of the caller. The caller sets name and text, and may set the rest
@@ -198,6 +201,10 @@ MHA_API void mha_maps_free(mha_maps *maps);
 
 /** The heads of a layer that have maps. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_maps_count(const mha_maps *maps, int64_t layer);
+
+/** Which attention of an encoder-decoder the maps show: "cross-attention", "decoder self-attention";
+ * NULL: the model has one kind. Memory static text. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_maps_attention(const mha_maps *maps);
 
 /**
  * Subtract another text's maps, cell by cell. maps becomes a contrast: its shown labels are

@@ -153,6 +153,22 @@ MHA_API bool mha_token_is_special(const mha_model *model, int32_t id);
  * Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_token_count(const mha_model *model);
 
+/**
+ * Translate a source: the tokens that an encoder-decoder writes for it, always the most likely one
+ * (generation.h), as mha_tokens_read() returns those of a target: start tokens before them, and no
+ * end token.
+ *
+ *   source              mha_tokens_read() of mha_model_encoder()
+ *   max_tokens          the limit, start tokens included; 0: the model's positions, at most 512
+ *
+ * Memory   as mha_tokens_read(); begin and end are -1.
+ * Errors   those of mha_generation_create() and mha_generation_next(). *tokens is then unchanged.
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_tokens_generate(mha_context *context, mha_model *model,
+                                                     const mha_tokens *source, int64_t max_tokens,
+                                                     mha_tokens *tokens);
+
 /* ------------------------------------------------------------------------------------------------
  * From tokens to a text
  * --------------------------------------------------------------------------------------------- */
@@ -338,7 +354,10 @@ enum {
     MHA_STUDY_OWN_LAYERS = 1 << 0, /* MHA_HEAD_PASS_OWN_LAYERS */
     MHA_STUDY_CORPUS = 1 << 1,     /* keep an mha_head_corpus of texts */
     MHA_STUDY_DISTANCES = 1 << 2,  /* measure the distances between the heads of each layer */
-    MHA_STUDY_PREDICT = 1 << 3     /* gold links: MHA_HEADS_QUERY_PREDICTS */
+    MHA_STUDY_PREDICT = 1 << 3,    /* gold links: MHA_HEADS_QUERY_PREDICTS */
+    /* Of an encoder-decoder: measure the decoder's cross-attention, whose keys are the source;
+     * without the flag, its self-attention. Excludes MHA_STUDY_DISTANCES and gold links */
+    MHA_STUDY_CROSS = 1 << 4
 };
 
 /* The progress of a measurement. */
@@ -370,7 +389,8 @@ typedef struct mha_study_state {
 typedef struct mha_study_desc {
     uint32_t struct_size;
     uint32_t flags;
-    const mha_tensor *gates;      /* [L,H] f32: factors of the heads' outputs; NULL: all 1 */
+    /* [L,H] f32: factors of the outputs of the measured heads; NULL: all 1 */
+    const mha_tensor *gates;
     const char *const *relations; /* [relation_count] names of gold links */
     int64_t relation_count;
     /* Called during a measurement; the measuring call stops and returns any status other than MHA_OK
@@ -395,11 +415,15 @@ typedef struct mha_study_desc {
  *
  * or call mha_study_measure(), which does all of it. desc may be NULL.
  *
+ * An encoder-decoder needs the source of each text (mha_study_visit). It has no random sequences,
+ * and no state.
+ *
  * Memory   the caller owns *study. The context, the model and everything desc points to must outlive
  *          it. 32 bytes per token of the vocabulary, plus the memory of mha_head_measures_create().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size; a state of another version, model or gates),
- *          MHA_ERR_FORMAT (a damaged state), MHA_ERR_UNSUPPORTED (flags; an encoder-decoder; a
- *          model without a tokenizer), MHA_ERR_NOMEM; with ranks, as mha_transport_agree().
+ *          MHA_ERR_FORMAT (a damaged state), MHA_ERR_UNSUPPORTED (flags; an encoder of audio; an
+ *          encoder-decoder with a state or MHA_STUDY_OWN_LAYERS; a model without a tokenizer),
+ *          MHA_ERR_NOMEM; with ranks, as mha_transport_agree().
  * Threads  one call at a time per context, including all calls on a study.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_create(mha_context *context, mha_model *model,
@@ -417,7 +441,8 @@ typedef struct mha_study_links {
     int64_t count;
 } mha_study_links;
 
-/** Count the tokens of a text to be measured, with its gold links or NULL. Memory 16 bytes per text. Errors
+/** Count the tokens of a text to be measured, with its gold links or NULL; with MHA_STUDY_CROSS, the tokens
+ * of its source. Memory 16 bytes per text. Errors
  * MHA_ERR_NULL; MHA_ERR_ARGUMENT (after mha_study_begin(), or an id outside the vocabulary);
  * MHA_ERR_NOMEM. Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_count(mha_study *study, const mha_tokens *tokens,
@@ -456,6 +481,7 @@ typedef struct mha_study_visit {
      * gates. NULL: none */
     const mha_transformer_input *run;
     const mha_study_links *links; /* NULL: none */
+    const mha_tokens *source;     /* required for an encoder-decoder: the tokens of its encoder */
 } mha_study_visit;
 
 /**
@@ -463,7 +489,7 @@ typedef struct mha_study_visit {
  *
  * Memory   scratch from the context; borrows everything for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (mha_study_begin() was not called, an id that the model
- *          lacks, a link of a missing word); those of mha_head_pass_run(), including MHA_ERR_NUMERIC
+ *          lacks, a link of a missing word, a source without an encoder or none with one); those of mha_head_pass_run(), including MHA_ERR_NUMERIC
  *          for attention weights that are not finite; the status that progress or after_layer
  *          returned.
  * Threads  one.   Accuracy  as mha_head_pass_run().   Since  0.1
@@ -472,7 +498,7 @@ MHA_API MHA_NODISCARD mha_status mha_study_text(mha_study *study, const mha_toke
                                                 const mha_study_visit *visit);
 
 /** Create found.random, or discard its results, and restore the sequences of the state. It stays NULL
- * if the model is too small for MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one.
+ * for an encoder-decoder, and if the model is too small for MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one.
  * Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 

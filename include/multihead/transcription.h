@@ -42,7 +42,7 @@ typedef struct mha_speech_settings {
     const int32_t *languages; /* [language_count] the tokens of lang_to_id */
     int64_t language_count;
     /* [prompt_count] the tokens after the start token: forced_decoder_ids, or language and task. -1: the
-     * likeliest language */
+     * most likely language */
     const int32_t *prompt;
     int64_t prompt_count;
 } mha_speech_settings;
@@ -142,7 +142,7 @@ typedef struct mha_transcription_desc {
  *
  * Each window is decoded by mha_decoder_step(). With timestamps, tokens follow openai/whisper's rules:
  * the first is a timestamp of at most latest_start, timestamps come in pairs and do not decrease, and a
- * timestamp is written if all together are more likely than the likeliest other token. After the window,
+ * timestamp is written if all together are more likely than any other token. After the window,
  * text is kept up to the last pair of timestamps, where the next window begins; without a pair, or after a
  * single timestamp at the end, it begins after the window. suppress_tokens are never written.
  *

@@ -117,7 +117,8 @@ enum {
     MHA_TRANSFORMER_NO_NORM_BIAS = 1 << 14, /* with MHA_NORM_LAYER: norms have no bias (Cohere) */
     /* With MHA_TRANSFORMER_PARALLEL: both parts read the same norm of x, self_attn_norm (Cohere) */
     MHA_TRANSFORMER_ONE_NORM = 1 << 15,
-    MHA_TRANSFORMER_LOGIT_BIAS = 1 << 16 /* the output has a bias, also if tied (Marian) */
+    MHA_TRANSFORMER_LOGIT_BIAS = 1 << 16,   /* the output has a bias, also if tied (Marian) */
+    MHA_TRANSFORMER_RELATIVE_NORM = 1 << 17 /* a norm on the embeddings of distances (DeBERTa v2) */
 };
 
 /* mha_layer_desc.flags */
@@ -144,7 +145,13 @@ enum {
     MHA_LAYER_ROPE_EXACT_RAMP = 1 << 11, /* with YARN: the ends of the ramp of r are not rounded */
     /* Attention reads x itself, without a norm before it, in a transformer with pre-norm (the first
      * layer of ModernBERT) */
-    MHA_LAYER_NO_ATTENTION_NORM = 1 << 12
+    MHA_LAYER_NO_ATTENTION_NORM = 1 << 12,
+    MHA_LAYER_CONTENT_TO_POSITION = 1 << 13, /* the term q_i a_r of relative_rows */
+    MHA_LAYER_POSITION_TO_CONTENT = 1 << 14, /* the term b_r k_j */
+    /* a and b are the layer's own keys and queries of embed_relative: W_k and W_q (DeBERTa v3) */
+    MHA_LAYER_RELATIVE_SHARED = 1 << 15,
+    /* a and b of all heads are the rows of a table [R,D] of the layer (BERT's relative_key) */
+    MHA_LAYER_RELATIVE_TABLE = 1 << 16
 };
 
 /* The mechanism that mixes the tokens of a layer. */
@@ -286,6 +293,19 @@ typedef struct mha_layer_desc {
      * num_heads. Without norms of queries and keys and output gates */
     int64_t latent_dim, query_latent_dim, shared_dim;
     int64_t gate_rank; /* of a gated delta net: Kimi delta attention; 0: none */
+    /* Content-position terms of the scores if the number of rows R is not 0 (DeBERTa, He et al. 2021,
+     * section 3; Shaw et al. 2018). For query i, key j and a head, each term if its flag is set:
+     *
+     *   score = scale (q_i k_j + q_i a_r + b_r k_j)     r = clip(bucket(i - j) + R div 2, 0, R - 1)
+     *   a_r   = W_pk e_r, b_r = W_pq e_r                with biases as those of q and k
+     *   bucket(x) = x or, with relative_buckets n, m = n div 2, most = relative_max_distance and
+     *               |x| > m, sign(x) (ceil((m - 1) ln(|x| / m) / ln((most - 1) / m)) + m)
+     *
+     * e_r is a row of embed_relative [R,E], which all layers share. A call stores these terms: H T
+     * floats of a layer for each token, and twice as many while it runs. Forward calls without
+     * MHA_TRANSFORMER_CAUSAL only, without softcap, norms of queries and keys, gates, rotations,
+     * latents and cross-attention; kv_heads is num_heads */
+    int64_t relative_rows, relative_buckets, relative_max_distance;
 } mha_layer_desc;
 
 /** How a layer differs from attention without output gates and latents, as a phrase for messages: "is
@@ -567,6 +587,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *
  *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E], or one row more (padding)
  *   embed_types.weight [type_count,E]         embed_features.weight [token_dim,feature_dim]
+ *   embed_relative.weight [R,E]               relative_norm.weight .bias, by mha_layer_desc
  *   embed_norm.weight .bias                   embed_proj.weight [E,token_dim] .bias, if token_dim is
  *                                             not E; rows of the tables above are then token_dim wide
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
@@ -575,6 +596,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *                                             [Hk D] with MHA_LAYER_QK_NORM_ROW
  *   layers.N.self_attn.sinks [H]              alibi_slopes [H]
  *   layers.N.self_attn.relative_attention_bias.weight [t5_buckets,H]
+ *   layers.N.self_attn.position_k_proj.weight .bias    position_q_proj likewise: W_pk and W_pq
+ *   layers.N.self_attn.distance_embedding.weight [R,D] with MHA_LAYER_RELATIVE_TABLE
  *   layers.N.self_attn.g_proj.weight .bias    with MHA_LAYER_OUTPUT_GATE
  *   layers.N.self_attn.q_proj.weight .bias    or q_a_proj, q_b_proj.weight, q_a_norm.weight; then
  *                                             kv_a_proj.weight .bias, kv_a_norm.weight, k_b_proj.weight,

@@ -78,10 +78,16 @@ static mha_status weigh_row(head_run *f, const mha_layer_view *view, int64_t r)
 {
     const int64_t H = view->q.shape[1], t = f->d->from_first + r;
     mha_attention_desc desc = view->attention;
-    mha_tensor q = view->q, o, p;
+    mha_tensor q = view->q, o, p, bias;
     q.data = (float *)q.data + t * q.stride[2];
     q.shape[2] = 1;
     if (mhai_reads_positions(&desc)) desc.q_offset += t;
+    if (desc.bias) {
+        bias = *desc.bias;
+        bias.data = (float *)bias.data + t * bias.stride[2];
+        bias.shape[2] = 1;
+        desc.bias = &bias;
+    }
     o = mha_tensor_contiguous(f->heads, MHA_F32, 4, (const int64_t[]){1, H, 1, view->v.shape[3]});
     p = mha_tensor_contiguous(f->rows + r * f->T, MHA_F32, 4, (const int64_t[]){1, H, 1, f->T});
     p.stride[1] = f->d->from_count * f->T;

@@ -160,6 +160,17 @@ static void repeats(const mhai_head_text *text, mhai_head_fact *fact)
     if (followers > 1) fact->chance[MHA_MEASURE_INDUCTION_LATEST] = 1 / (double)fact->keys;
 }
 
+/* Scores of cross-attention. */
+static void across(const mha_head_measures *m, mhai_head_fact *fact)
+{
+    const mhai_head_text *text = &m->text;
+    int64_t near = 0;
+    for (int64_t j = fact->begin; j < fact->end; j++)
+        near += fact->visible[j] && mhai_head_text_is_level(m, fact->t, j);
+    fact->chance[MHA_MEASURE_LAST] = chance_of(fact, sees(fact, text, text->given.keys - 1));
+    fact->chance[MHA_MEASURE_MONOTONE] = chance_of(fact, near);
+}
+
 static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
 {
     const mhai_head_text *text = &m->text;
@@ -179,6 +190,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
     fact->chance[MHA_MEASURE_ENTROPY] = mhai_log(keys);
     fact->chance[MHA_MEASURE_EVENNESS] = fact->chance[MHA_MEASURE_BROAD] = 1;
     if (fact->cosine && fact->i >= 0 && fact->keys > 2) fact->chance[MHA_MEASURE_COSINE] = 0;
+    if (text->given.flags & MHA_HEADS_CROSS) across(m, fact);
     if (fact->i < 0) return;
     positions(m, fact);
     if (text->same_before) repeats(text, fact);

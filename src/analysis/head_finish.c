@@ -155,9 +155,8 @@ static void families(const mha_head_measures *m, mhai_head_map *map, part *parts
     const int64_t S = m->text.given.keys, diagonals = S + m->text.given.queries - 1;
     family(map, MHA_MEASURE_FAMILY_VERTICAL, parts,
            list_parts(map->column, map->column_rows, S, parts));
-    if (!(m->text.given.flags & MHA_HEADS_CROSS))
-        family(map, MHA_MEASURE_FAMILY_DIAGONAL, parts,
-               list_parts(map->diagonal, map->diagonal_rows, diagonals, parts));
+    family(map, MHA_MEASURE_FAMILY_DIAGONAL, parts,
+           list_parts(map->diagonal, map->diagonal_rows, diagonals, parts));
     family(map, MHA_MEASURE_FAMILY_BLOCK, parts,
            list_parts(map->grid, map->grid_area, MHAI_HEAD_GRID * MHAI_HEAD_GRID, parts));
 }

@@ -170,6 +170,8 @@ bool mhai_head_text_is_rarest(const mhai_head_text *text, int64_t j);
 /* Whether the key after j, an earlier occurrence of token i, is a follower: neither i itself nor an
  * occurrence of the same token. */
 bool mhai_head_text_is_follower(const mhai_head_text *text, int64_t i, int64_t j);
+/* Whether key j is near the relative place of row t: |j - t (S - 1) / (T - 1)| <= near_tokens. */
+bool mhai_head_text_is_level(const mha_head_measures *m, int64_t t, int64_t j);
 
 /* Whether a probe applies to the heads of a layer: the partner must be eligible and
  * visible, and not the only key. */

@@ -19,7 +19,7 @@ typedef struct pass {
     mha_status (*after_layer)(void *user, const mha_activations *kept, int64_t layer);
     void *after_layer_user; /* the caller's user data, from the input */
     mha_heads_text text;
-    bool causal, signs; /* signs: rows are of a signed map */
+    bool causal, signs, cross; /* signs: rows are of a signed map */
     int64_t layer;
 } pass;
 
@@ -74,7 +74,9 @@ static mha_status give_values(pass *x, int64_t layer, const mha_tensor *v)
     mha_parameter p;
     mha_tensor weight;
     if (corpus->gram[layer]) return mha_head_corpus_values(corpus, layer, v, NULL);
-    MHA_TRY(mha_transformer_find(x->transformer, layer, "self_attn.o_proj.weight", &p));
+    MHA_TRY(mha_transformer_find(x->transformer, layer,
+                                 x->cross ? "cross_attn.o_proj.weight" : "self_attn.o_proj.weight",
+                                 &p));
     MHA_TRY(mhai_transformer_matrix(x->context, x->transformer, p.offset, p.shape[0], p.shape[1],
                                     &weight));
     return mha_head_corpus_values(corpus, layer, v, &weight);
@@ -86,13 +88,15 @@ static mha_status measure_layer(void *user, const mha_activations *kept, int64_t
     if (x->after_layer) MHA_TRY(x->after_layer(x->after_layer_user, kept, layer));
     mha_layer_view view = {.struct_size = sizeof view};
     x->layer = layer;
-    if (mhai_transformer_heads_of(&x->transformer->desc, layer, false).q == 0) return MHA_OK;
-    MHA_TRY(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
-    const mhai_mix mix = mhai_transformer_mix(&x->transformer->desc, layer);
+    if (mhai_transformer_heads_of(&x->transformer->desc, layer, x->cross).q == 0) return MHA_OK;
+    MHA_TRY(mha_activations_layer(
+        kept, layer, x->cross ? MHA_PART_CROSS_ATTENTION : MHA_PART_SELF_ATTENTION, &view));
+    const mhai_mix mix =
+        x->cross ? (mhai_mix){0} : mhai_transformer_mix(&x->transformer->desc, layer);
     const mha_tensor input = single(&view.input), heads = single(&view.heads);
     x->signs = mix.mixer;
     if (x->to.measures) {
-        MHA_TRY(mha_head_measures_inputs(x->to.measures, layer, &input));
+        if (!x->cross) MHA_TRY(mha_head_measures_inputs(x->to.measures, layer, &input));
         MHA_TRY(mix.mixer ? mha_head_measures_signed(x->to.measures, layer)
                           : mha_head_measures_window(x->to.measures, layer, &view.attention));
     }
@@ -118,6 +122,12 @@ static mha_status check_input(pass *x, const mha_transformer_input *input)
                         "mha_head_pass_run: tokens [%lld,%lld]; expected one sequence without "
                         "padding",
                         (long long)shape[0], (long long)shape[1]);
+    const int64_t *lengths = x->input.memory_lengths;
+    if (x->cross && lengths && lengths[0] != x->input.memory->shape[1])
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_pass_run: memory_lengths[0] is %lld, expected "
+                        "%lld rows without padding",
+                        (long long)lengths[0], (long long)x->input.memory->shape[1]);
     return MHA_OK;
 }
 
@@ -125,22 +135,23 @@ static mha_status check_input(pass *x, const mha_transformer_input *input)
 static mha_status complete_text(pass *x, const mha_heads_text *text)
 {
     const mha_tensor *tokens = x->input.tokens;
-    const int64_t T = tokens->shape[1];
+    const int64_t T = tokens->shape[1], S = x->cross ? x->input.memory->shape[1] : T;
     if (text)
         MHA_TRY(mhai_struct_copy("mha_heads_text", &x->text, sizeof x->text, sizeof x->text, text));
     x->text.struct_size = sizeof x->text;
     if (x->text.queries == 0) x->text.queries = T;
-    if (x->text.keys == 0) x->text.keys = T;
-    if (x->text.queries != T || x->text.keys != T)
-        return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_heads_text: %lld queries and %lld keys, expected %lld tokens",
-                        (long long)x->text.queries, (long long)x->text.keys, (long long)T);
+    if (x->text.keys == 0) x->text.keys = S;
+    if (x->text.queries != T || x->text.keys != S)
+        return mha_fail(
+            MHA_ERR_ARGUMENT, "mha_heads_text: %lld queries and %lld keys, expected %lld and %lld",
+            (long long)x->text.queries, (long long)x->text.keys, (long long)T, (long long)S);
     if (x->text.q_offset != 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_heads_text: q_offset is %lld, expected 0",
                         (long long)x->text.q_offset);
-    x->text.flags &= ~(uint32_t)MHA_HEADS_CAUSAL;
-    if (x->causal) x->text.flags |= MHA_HEADS_CAUSAL;
-    if (x->text.ids) return MHA_OK;
+    x->text.flags &= ~(uint32_t)(MHA_HEADS_CAUSAL | MHA_HEADS_CROSS);
+    if (x->cross) x->text.flags |= MHA_HEADS_CROSS;
+    if (x->causal && !x->cross) x->text.flags |= MHA_HEADS_CAUSAL;
+    if (x->text.ids || x->cross) return MHA_OK;
     int64_t *ids;
     MHA_TRY(mha_scratch_alloc(x->context, T, sizeof(int64_t), &ids));
     for (int64_t i = 0; i < T; i++) ids[i] = ((const int32_t *)tokens->data)[i * tokens->stride[1]];
@@ -187,7 +198,13 @@ mha_status mha_head_pass_run(mha_context *context, const mha_transformer *transf
               .transformer = transformer,
               .causal = transformer->desc.flags & MHA_TRANSFORMER_CAUSAL};
     MHA_TRY(mhai_struct_copy("mha_head_pass", &x.to, sizeof x.to, sizeof x.to, to));
-    MHA_TRY(mhai_check_flags("mha_head_pass", x.to.flags, MHA_HEAD_PASS_OWN_LAYERS));
+    MHA_TRY(mhai_check_flags("mha_head_pass", x.to.flags,
+                             MHA_HEAD_PASS_OWN_LAYERS | MHA_HEAD_PASS_CROSS));
+    x.cross = x.to.flags & MHA_HEAD_PASS_CROSS;
+    if (x.cross && (x.to.distances || !mhai_transformer_has(transformer, MHA_TRANSFORMER_CROSS)))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_pass: MHA_HEAD_PASS_CROSS %s",
+                        x.to.distances ? "measures no distances; clear them"
+                                       : "requires a transformer with cross-attention");
     const mha_scratch_mark mark = mha_scratch_top(context);
     return mha_scratch_end(context, mark, run(&x, input, text));
 }

@@ -53,6 +53,7 @@ static bool is_told(const role_search *x, mha_role role)
     case MHA_ROLE_LOCAL: return neighbour || has[MHA_ROLE_DIAGONAL];
     case MHA_ROLE_VERTICAL: return has[MHA_ROLE_SINK] || has[MHA_ROLE_SEPARATOR];
     case MHA_ROLE_CUT: return has[MHA_ROLE_BLOCK];
+    case MHA_ROLE_MONOTONE: return has[MHA_ROLE_DIAGONAL];
     default: return false;
     }
 }

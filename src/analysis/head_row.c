@@ -104,10 +104,36 @@ static double even_mass(double mass, double entropy, int64_t keys)
     return mass * (entropy / mass + mhai_log(mass)) / mhai_log((double)keys);
 }
 
+/* The mass at each offset from key i. */
+static void offsets(row_work *x, int64_t i)
+{
+    const int64_t most = x->m->offsets;
+    const double even = 1 / (double)x->fact->keys;
+    for (int64_t o = -most; o <= most; o++) {
+        const int64_t j = i + o;
+        if (j < 0 || j >= x->text->given.keys || !x->fact->visible[j]) continue;
+        mhai_head_at *at = &x->map->own.at[o + most];
+        at->mass += x->a[j];
+        at->chance += even;
+        at->rows++;
+        at->largest += x->sums.largest_key == j;
+    }
+}
+
+/* Scores of cross-attention. */
+static void across(row_work *x)
+{
+    double level = 0;
+    for (int64_t j = x->fact->begin; j < x->fact->end; j++)
+        if (mhai_head_text_is_level(x->m, x->fact->t, j)) level += x->a[j];
+    count(x, MHA_MEASURE_LAST, weight(x, x->text->given.keys - 1));
+    count(x, MHA_MEASURE_MONOTONE, level);
+    offsets(x, x->fact->t + x->text->given.q_offset);
+}
+
 static void positions(row_work *x)
 {
-    const int64_t i = x->fact->i, k = x->m->near_tokens, most = x->m->offsets;
-    const double even = 1 / (double)x->fact->keys;
+    const int64_t i = x->fact->i, k = x->m->near_tokens;
     double near = 0;
     for (int64_t j = i - k; j <= i + k; j++) near += weight(x, j);
     count(x, MHA_MEASURE_PREVIOUS, weight(x, i - 1));
@@ -118,15 +144,7 @@ static void positions(row_work *x)
     count(x, MHA_MEASURE_SEGMENT, x->sums.segment);
     count(x, MHA_MEASURE_BLOCK,
           even_mass(x->sums.segment, x->sums.segment_entropy, x->fact->in_segment));
-    for (int64_t o = -most; o <= most; o++) {
-        const int64_t j = i + o;
-        if (j < 0 || j >= x->text->given.keys || !x->fact->visible[j]) continue;
-        mhai_head_at *at = &x->map->own.at[o + most];
-        at->mass += x->a[j];
-        at->chance += even;
-        at->rows++;
-        at->largest += x->sums.largest_key == j;
-    }
+    offsets(x, i);
 }
 
 static void repeats(row_work *x)
@@ -307,6 +325,7 @@ void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, c
     shape(&x);
     rarest(&x);
     cuts(&x);
+    if (x.text->given.flags & MHA_HEADS_CROSS) across(&x);
     if (fact->i < 0) return;
     positions(&x);
     if (x.text->same_before) repeats(&x);

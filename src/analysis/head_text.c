@@ -21,8 +21,9 @@ static mha_status check_flags(const mha_heads_text *x)
     MHA_TRY(mhai_check_flags("mha_heads_text", x->flags, known));
     if (x->flags & MHA_HEADS_CROSS &&
         x->flags & (MHA_HEADS_CAUSAL | MHA_HEADS_WINDOW | MHA_HEADS_QUERY_PREDICTS))
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_heads_text: MHA_HEADS_CROSS has no positions; clear "
-                                          "causal, window and query_predicts");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_heads_text: MHA_HEADS_CROSS has no masks; clear causal, "
+                        "window and query_predicts");
     if (!(x->flags & MHA_HEADS_WINDOW) && (x->left_keys || x->right_keys || x->sink_keys))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_heads_text: left_keys, right_keys and sink_keys "
                                           "require the flag MHA_HEADS_WINDOW");
@@ -200,6 +201,14 @@ bool mhai_head_text_is_rarest(const mhai_head_text *text, int64_t j)
 bool mhai_head_text_is_follower(const mhai_head_text *text, int64_t i, int64_t j)
 {
     return j + 1 < text->given.keys && j + 1 != i && text->given.ids[j + 1] != text->given.ids[i];
+}
+
+bool mhai_head_text_is_level(const mha_head_measures *m, int64_t t, int64_t j)
+{
+    const int64_t rows = m->text.given.queries - 1, keys = m->text.given.keys - 1;
+    const int64_t distance =
+        j * rows - t * keys; /* below 2^62, as texts have at most 2^31 tokens */
+    return rows > 0 && (distance < 0 ? -distance : distance) <= m->near_tokens * rows;
 }
 
 static void place_bins(mhai_head_text *x)

@@ -51,7 +51,8 @@ static mha_status choose_isa(mha_isa asked, mha_isa *isa)
     mha_isa limit = MHA_ISA_AUTO;
     if (text && *text && !mhai_isa_from_name(text, &limit))
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "MHA_ISA is '%.40s', expected auto, portable, neon, avx2 or avx512", text);
+                        "MHA_ISA is '%.40s', expected auto, portable, neon, avx2, avx512 or amx",
+                        text);
     *isa = mhai_cpu_best(limit);
     return MHA_OK;
 }

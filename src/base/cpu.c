@@ -12,6 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#if defined(MHAI_HAVE_X86) && defined(__linux__)
+#include <sys/syscall.h>
+#endif
+
 static const struct {
     mha_isa isa;
     const char *name;
@@ -59,6 +63,17 @@ static unsigned saved_registers(void)
     return low;
 }
 
+/* Leaf 29 must describe palette 1: eight tiles of 16 rows of 64 bytes. d: EDX of leaf 7. */
+static bool has_tiles(unsigned d, unsigned saved)
+{
+    enum { TILES = 3 << 17, TILE = 1 << 24, INT8 = 1 << 25, PALETTE = 29 };
+    unsigned bytes, row_and_names, rows, unused;
+    return (saved & TILES) == TILES && (d & TILE) && (d & INT8) &&
+           __get_cpuid_count(PALETTE, 1, &bytes, &row_and_names, &rows, &unused) &&
+           bytes == (1024u << 16 | 8192) && row_and_names == (8u << 16 | 64) &&
+           (rows & 0xFFFF) == 16;
+}
+
 static unsigned ask_processor(void)
 {
     enum { YMM = 0x6, ZMM = 0xE6 };
@@ -73,6 +88,7 @@ static unsigned ask_processor(void)
     if ((saved & ZMM) != ZMM || (b & zmm) != zmm) return features;
     features |= MHAI_CPU_AVX512;
     if (c & bit_AVX512VNNI) features |= MHAI_CPU_AVX512_VNNI;
+    if ((c & bit_AVX512VNNI) && has_tiles(d, saved)) features |= MHAI_CPU_AMX;
     if (last >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16))
         features |= MHAI_CPU_AVX512_BF16;
     return features;
@@ -96,6 +112,25 @@ unsigned mhai_cpu_features(void)
 }
 #endif
 
+/* Linux saves tiles only for processes that request them. The request lasts for the process, and
+ * fails if a thread's signal stack is too small for a frame with tiles. */
+static bool tiles_granted(void)
+{
+#if defined(MHAI_HAVE_X86) && defined(__linux__) && defined(SYS_arch_prctl)
+    enum { REQUEST = 0x1023, TILE_DATA = 18, NO = 1, YES = 2 };
+    static atomic_int known;
+    int answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!answer) {
+        const bool has = mhai_cpu_features() & MHAI_CPU_AMX;
+        answer = has && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0 ? YES : NO;
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer == YES;
+#else
+    return false;
+#endif
+}
+
 bool mha_isa_available(mha_isa isa)
 {
     switch (isa) {
@@ -108,6 +143,7 @@ bool mha_isa_available(mha_isa isa)
 #endif
     case MHA_ISA_AVX2: return mhai_cpu_features() & MHAI_CPU_AVX2;
     case MHA_ISA_AVX512: return mhai_cpu_features() & MHAI_CPU_AVX512;
+    case MHA_ISA_AMX: return tiles_granted();
     }
     return false;
 }

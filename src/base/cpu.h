@@ -11,7 +11,8 @@ enum {
     MHAI_CPU_AVX2 = 2,
     MHAI_CPU_AVX512 = 4,
     MHAI_CPU_AVX512_VNNI = 8,
-    MHAI_CPU_AVX512_BF16 = 16
+    MHAI_CPU_AVX512_BF16 = 16,
+    MHAI_CPU_AMX = 32 /* tiles and their int8 products, if the system grants them to the process */
 };
 
 unsigned mhai_cpu_features(void);

@@ -8,6 +8,13 @@
 MHA_NODISCARD mha_status mhai_png_read(const uint8_t *bytes, size_t size, mha_image *image);
 MHA_NODISCARD mha_status mhai_jpeg_read(const uint8_t *bytes, size_t size, mha_image *image);
 
+/* The orientation in the bytes of EXIF without "Exif\0\0", 1 .. 8; 1, the usual one, if they have none.
+ * Any bytes are allowed. */
+int mhai_exif_orientation(const uint8_t *bytes, size_t size);
+
+/* Turn an image that is stored in this orientation. After an error it is unchanged. */
+MHA_NODISCARD mha_status mhai_image_turn(mha_image *image, int orientation);
+
 /* Check the bounds and allocate the pixels, black. */
 MHA_NODISCARD mha_status mhai_image_make(int64_t width, int64_t height, mha_image *image);
 

@@ -12,6 +12,7 @@
 
 #include <setjmp.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Far more than encoders write. Each scan of a progressive file visits all pixels, and needs only a
  * few bytes. */
@@ -53,6 +54,35 @@ static void on_progress(j_common_ptr common)
         stop(job, MHA_ERR_FORMAT, "damaged JPEG file: more than 200 scans");
 }
 
+/* Convert as Pillow does: it takes inks as inverted, as Adobe's programs store them, and rounds the
+ * product of an ink and black's complement. */
+static void to_rgb(const uint8_t *inks, int64_t width, uint8_t *to)
+{
+    for (int64_t i = 0; i < width * 3; i++) {
+        const int light = inks[i / 3 * 4 + 3],
+                  product = (255 - inks[i / 3 * 4 + i % 3]) * light + 128;
+        to[i] = (uint8_t)(light - (((product >> 8) + product) >> 8));
+    }
+}
+
+/* The orientation of the first EXIF segment before the pixels. */
+static int orientation_of(const uint8_t *bytes, size_t size)
+{
+    enum { APP1 = 0xe1, SCAN = 0xda };
+    for (size_t at = 2; size - at >= 4 && bytes[at] == 0xff && bytes[at + 1] != SCAN;) {
+        const size_t length = (size_t)bytes[at + 2] << 8 | bytes[at + 3];
+        if (bytes[at + 1] == 0xff) { /* padding */
+            at++;
+            continue;
+        }
+        if (length > size - at - 2) break;
+        if (bytes[at + 1] == APP1 && length >= 8 && memcmp(bytes + at + 4, "Exif\0\0", 6) == 0)
+            return mhai_exif_orientation(bytes + at + 10, length - 8);
+        at += 2 + length;
+    }
+    return 1;
+}
+
 static void read_all(jpeg_job *job, const uint8_t *bytes, size_t size)
 {
     struct jpeg_decompress_struct *jpeg = &job->jpeg;
@@ -62,20 +92,25 @@ static void read_all(jpeg_job *job, const uint8_t *bytes, size_t size)
     jpeg->progress = &job->progress;
     jpeg_mem_src(jpeg, bytes, (unsigned long)size);
     jpeg_read_header(jpeg, TRUE);
-    if (jpeg->num_components != 1 && jpeg->num_components != 3)
+    const bool inks = jpeg->num_components == 4;
+    if (jpeg->num_components != 1 && jpeg->num_components != 3 && !inks)
         stop(job, MHA_ERR_UNSUPPORTED,
-             "the JPEG file is CMYK or has another number of channels "
-             "than 1 or 3; convert it to RGB");
+             "the JPEG file has another number of channels than 1, 3 or 4; convert it to RGB");
     job->status = mhai_image_make(jpeg->image_width, jpeg->image_height, &job->made);
     if (job->status) return;
-    jpeg->out_color_space = JCS_RGB;
+    jpeg->out_color_space = inks ? JCS_CMYK : JCS_RGB;
     jpeg->mem->max_memory_to_use = 16 * MHA_IMAGE_MOST_PIXELS;
     jpeg_start_decompress(jpeg);
+    JSAMPARRAY four = NULL;
+    if (inks)
+        four = jpeg->mem->alloc_sarray((j_common_ptr)jpeg, JPOOL_IMAGE, jpeg->output_width * 4, 1);
     while (jpeg->output_scanline < jpeg->output_height) {
         JSAMPROW row = job->made.pixels + (int64_t)jpeg->output_scanline * job->made.width * 3;
-        jpeg_read_scanlines(jpeg, &row, 1);
+        jpeg_read_scanlines(jpeg, inks ? four : &row, 1);
+        if (inks) to_rgb(four[0], job->made.width, row);
     }
     jpeg_finish_decompress(jpeg);
+    job->status = mhai_image_turn(&job->made, orientation_of(bytes, size));
 }
 
 mha_status mhai_jpeg_read(const uint8_t *bytes, size_t size, mha_image *image)

@@ -52,12 +52,27 @@ static void set_conversions(const png_job *job)
     png_set_gray_to_rgb(job->png);
 }
 
+/* The orientation of the first chunk eXIf. libpng would allocate whatever length the chunk claims. */
+static int orientation_of(const uint8_t *bytes, size_t size)
+{
+    enum { SIGNATURE = 8, AROUND = 12 }; /* length, type and checksum around the data */
+    for (size_t at = SIGNATURE; size - at >= AROUND;) {
+        size_t length = 0;
+        for (int i = 0; i < 4; i++) length = length << 8 | bytes[at + (size_t)i];
+        if (length > size - at - AROUND) break;
+        if (memcmp(bytes + at + 4, "eXIf", 4) == 0)
+            return mhai_exif_orientation(bytes + at + 8, length);
+        at += AROUND + length;
+    }
+    return 1;
+}
+
 static void read_all(png_job *job)
 {
     if (setjmp(png_jmpbuf(job->png))) return;
     png_set_read_fn(job->png, job, on_read);
     png_set_user_limits(job->png, PNG_UINT_31_MAX, PNG_UINT_31_MAX); /* mhai_image_make() checks */
-    png_set_chunk_cache_max(job->png, 64);
+    png_set_keep_unknown_chunks(job->png, PNG_HANDLE_CHUNK_NEVER, NULL, -1); /* text, profiles */
     png_set_chunk_malloc_max(job->png, 1 << 20);
     png_read_info(job->png, job->info);
     const int64_t width = png_get_image_width(job->png, job->info);
@@ -85,6 +100,7 @@ mha_status mhai_png_read(const uint8_t *bytes, size_t size, mha_image *image)
     else
         job.status = MHA_NO_MEMORY("image");
     png_destroy_read_struct(&job.png, &job.info, NULL);
+    if (!job.status) job.status = mhai_image_turn(&job.made, orientation_of(bytes, size));
     if (job.status)
         free(job.made.pixels);
     else

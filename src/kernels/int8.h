@@ -37,7 +37,7 @@ typedef struct mhai_int8_product {
 
 typedef struct mhai_int8_kernels {
     int group, row_stride; /* row_stride in dwords */
-    int strip_rows;        /* rows per register block */
+    int strip_rows;        /* rows that a product should have, if there are as many */
 #define MHAI_KERNEL(name, arguments) void(*name) arguments;
 #include "kernels/int8.inc"
 #undef MHAI_KERNEL

@@ -15,6 +15,7 @@ const mhai_kernels *mhai_kernels_for(mha_isa isa)
 {
     switch (isa) {
 #if defined(MHAI_HAVE_X86)
+    case MHA_ISA_AMX:
     case MHA_ISA_AVX512: return &mhai_kernels_avx512;
     case MHA_ISA_AVX2: return &mhai_kernels_avx2;
 #endif

@@ -282,6 +282,10 @@ typedef struct mhai_gemm_stored {
     const void *next; /* rows of the next call, to prefetch into L2; may be any address */
 } mhai_gemm_stored;
 
+/* gemm_coded: gemm_strip for one row of x and the weights that pack_coded would decode. rows[p] has
+ * outputs 32 p to 32 p + 31; cols is MHAI_STORED_COLUMNS, and all have the same run. `column` is as
+ * in pack_coded. The same fields of `gemm` are ignored. */
+
 /* activate_gelu: x[i] = x[i] Phi(x[i]), with the normal distribution Phi.
  * gelu_backward: dx[i] = dy[i] times the derivative at x[i]; dx may be dy.
  * activate_gelu_tanh: x[i] = x[i] sigmoid(2 z), z = sqrt(2/pi) (x[i] + 0.044715 x[i]^3), which

@@ -27,6 +27,7 @@ typedef struct loading {
     mha_gguf *gguf;     /* NULL: a folder */
     const mha_model_options *how;
     bool encoder; /* load the encoder of a folder with two towers */
+    bool alone;   /* its config.json says that it has no decoder */
     bool array;   /* copy parameters into an array; false: read them from the file */
     const mhai_family *family, *listed; /* in family.c */
     mhai_family renamed;
@@ -147,7 +148,7 @@ static double numbers_described(const mha_transformer_desc *d, bool shared)
     const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
     const double D = (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
     const double memory = (double)(d->memory_dim ? d->memory_dim : d->embed_dim);
-    double layers = 0, layer = 0, bias = 0;
+    double layers = 0, layer = 0, bias = 0, relative = 0;
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
         const double heads = (double)mha_transformer_heads(d, i);
@@ -157,6 +158,9 @@ static double numbers_described(const mha_transformer_desc *d, bool shared)
                   : l->mixer == MHA_MIXER_SHORT_CONVOLUTION ? 4 * E * E
                                                             : delta_described(l, E, groups, heads);
         if (l) bias = fmax(bias, (double)l->t5_buckets * heads);
+        if (l && l->relative_rows > 0)
+            relative = l->flags & MHA_LAYER_RELATIVE_TABLE ? (double)l->relative_rows * D
+                                                           : (double)l->relative_rows * E;
     }
     if (d->flags & MHA_TRANSFORMER_CROSS)
         layer += 2 * E * (double)d->num_heads * D + 2 * memory * kv * D;
@@ -165,7 +169,8 @@ static double numbers_described(const mha_transformer_desc *d, bool shared)
     for (int64_t i = 0; i < d->num_layers; i++)
         if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
     layers += (double)d->num_layers * layer;
-    double all = layers / (shared ? (double)d->num_layers : 1) + bias + (double)d->vocab_size * W;
+    double all =
+        layers / (shared ? (double)d->num_layers : 1) + bias + relative + (double)d->vocab_size * W;
     if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * W;
     all += (double)d->type_count * W;
     if (width_of_tables(d) != d->embed_dim) all += W * E;
@@ -408,6 +413,11 @@ static mha_status check_all_used(const loading *l)
 {
     for (int64_t i = 0; i < l->stored->weights.count; i++) {
         const char *name = mhai_weights_name(&l->stored->weights, i);
+        if (l->alone && (!strncmp(name, "decoder.", 8) || !strncmp(name, "model.decoder.", 14)))
+            return mhai_path_fail(MHA_ERR_MODEL, l->config,
+                                  "'is_encoder_decoder' is false, but the weights have a decoder, "
+                                  "'%s'; remove the field, or open FOLDER/encoder",
+                                  mhai_show_name(name).text);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
             return mhai_path_fail(MHA_ERR_MODEL, l->stored->weights.path,
                                   "has weight '%s', which %s does not imply; %s",
@@ -536,7 +546,7 @@ static mha_status load_plan(loading *l, const mhai_config *config, const char *f
     if (l->listed->encoder && !l->encoder) {
         bool both;
         MHA_TRY(mhai_config_bool(config, "is_encoder_decoder", true, &both));
-        l->encoder = !both; /* a saved T5EncoderModel */
+        l->encoder = l->alone = !both; /* a saved T5EncoderModel */
     }
     if (l->encoder) l->listed = l->listed->encoder;
     l->config = config->path;

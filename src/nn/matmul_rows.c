@@ -4,7 +4,10 @@
 #include "base/checked.h"
 #include "base/context.h"
 
-_Static_assert(sizeof(mha_coded) <= MHAI_READ_FLOATS * sizeof(float), "what is read finds room");
+enum { PAIR = 2 };
+_Static_assert(PAIR *MHA_CODED_ROWS == MHAI_STORED_COLUMNS, "the columns of gemm_coded");
+_Static_assert(PAIR * sizeof(mha_coded) <= MHAI_READ_FLOATS * sizeof(float),
+               "what is read finds room");
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
@@ -14,6 +17,17 @@ mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col, int64_t m
     mhai_stored_rows s = {.rows = mhai_min_i64(most, r->job->cols - col)};
     if (from->stored) s.at = from->stored(from->user, from->at, col, s.rows, &s.type, &s.stride);
     return s;
+}
+
+/* Read MHA_CODED_ROWS rows; returns false if the weights are not coded alike. */
+static bool read_coded(const mhai_rows_job *r, int64_t col, int64_t first, int64_t count,
+                       mha_coded *to)
+{
+    const mhai_rows *from = r->from;
+    int64_t alike = MHA_CODED_ROWS;
+    return from->read_coded && r->job->cols - col >= MHA_CODED_ROWS &&
+           from->read_coded(from->user, from->at, col, &alike, first, count, to) &&
+           alike == MHA_CODED_ROWS;
 }
 
 /* Pack columns of W^T, starting at `col`, for inputs first .. first + inner - 1, into panel
@@ -35,10 +49,7 @@ static void pack_read(const mhai_rows_job *r, int64_t col, int64_t first, int64_
                          .cols = mhai_min_i64(MHAI_GEMM_BLOCK, inner - input)});
     for (int64_t input = 0; !stored.at && input < inner; input += MHAI_READ_INPUTS) {
         const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, inner - input), at = first + input;
-        int64_t alike = rows;
-        const bool is_coded =
-            rows == MHA_CODED_ROWS && from->read_coded &&
-            from->read_coded(from->user, from->at, col, &alike, at, count, coded) && alike == rows;
+        const bool is_coded = read_coded(r, col, at, count, coded);
         if (!is_coded) from->read(from->user, from->at, col, rows, at, count, read);
         for (int64_t k = 0; k < count; k += MHAI_GEMM_BLOCK) {
             const int64_t columns = mhai_min_i64(MHAI_GEMM_BLOCK, count - k);
@@ -113,42 +124,78 @@ static mhai_stored_rows rows_in_place(const mhai_rows_job *r, int64_t col, int64
     return (mhai_stored_rows){.rows = mhai_min_i64(MHAI_PANEL, end - col)};
 }
 
-/* The same for few rows. Panels are packed some inputs at a time, in L1. */
+/* Read MHAI_STORED_COLUMNS rows for gemm_coded. */
+static bool read_pair(const mhai_rows_job *r, int64_t col, int64_t first, int64_t count,
+                      mha_coded pair[PAIR])
+{
+    for (int p = 0; p < PAIR; p++)
+        if (!read_coded(r, col + p * MHA_CODED_ROWS, first, count, &pair[p]) ||
+            pair[p].run != pair[0].run)
+            return false;
+    return true;
+}
+
+/* The weights of some columns: in memory, coded, or packed. */
+typedef struct few_columns {
+    mhai_stored_rows stored;
+    const mha_coded *coded; /* [PAIR]; NULL: not coded */
+    float *panels;
+} few_columns;
+
+/* Multiply by `count` inputs, starting at `input`. */
+static void few_inputs(const mhai_rows_job *r, const few_columns *w, int64_t col, int64_t input,
+                       int64_t count)
+{
+    const mhai_matmul *job = r->job;
+    const mhai_stored_rows *stored = &w->stored;
+    for (int64_t k = 0; k < count || k == 0; k += MHAI_GEMM_BLOCK) {
+        const int64_t inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k);
+        const mhai_gemm gemm = {.rows = (int)job->rows,
+                                .inner = inner,
+                                .panels = mhai_ceil_div(stored->rows, MHAI_PANEL),
+                                .cols = stored->rows,
+                                .x = job->a + input + k,
+                                .x_stride = job->a_stride,
+                                .w = w->panels + mhai_matmul_place(count, stored->rows, k, 0),
+                                .panel_stride = inner * MHAI_PANEL,
+                                .bias = job->bias ? job->bias + col : NULL,
+                                .first = input + k == 0 && !job->accumulate,
+                                .out = job->c + col,
+                                .out_stride = job->c_stride};
+        const int64_t later = input + k + MHAI_GEMM_BLOCK;
+        const int64_t next = later < job->inner ? later : stored->rows * stored->stride;
+        if (stored->at)
+            r->kernels->gemm_stored(&(mhai_gemm_stored){.gemm = gemm,
+                                                        .w = mhai_stored_at(stored, input + k),
+                                                        .type = stored->type,
+                                                        .stride = stored->stride,
+                                                        .next = mhai_stored_at(stored, next)});
+        else if (w->coded)
+            r->kernels->gemm_coded(&gemm, (const mha_coded *const[]){w->coded, w->coded + 1}, k);
+        else
+            r->kernels->gemm_strip(&gemm);
+    }
+}
+
+/* The same for few rows. Panels are packed some inputs at a time, in L1. A single row is multiplied
+ * by coded weights without packing them. */
 static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
 {
     const mhai_matmul *job = r->job;
-    float *panel = r->panels + worker * r->room * MHAI_PANEL * job->inner;
     float *read = r->read + worker * MHAI_READ_FLOATS;
-    mhai_stored_rows stored;
-    for (int64_t col = first; col < end; col += stored.rows) {
-        stored = rows_in_place(r, col, end);
+    few_columns w = {.panels = r->panels + worker * r->room * MHAI_PANEL * job->inner};
+    for (int64_t col = first; col < end; col += w.stored.rows) {
+        w.stored = rows_in_place(r, col, end);
+        const bool pair = !w.stored.at && job->rows == 1 && r->from->read_coded &&
+                          end - col >= MHAI_STORED_COLUMNS;
+        if (pair) w.stored.rows = MHAI_STORED_COLUMNS;
         for (int64_t input = 0; input < job->inner || input == 0; input += MHAI_READ_INPUTS) {
             const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, job->inner - input);
-            if (!stored.at) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
-            for (int64_t k = 0; k < count || k == 0; k += MHAI_GEMM_BLOCK) {
-                const mhai_gemm gemm = {.rows = (int)job->rows,
-                                        .inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k),
-                                        .panels = 1,
-                                        .cols = stored.rows,
-                                        .x = job->a + input + k,
-                                        .x_stride = job->a_stride,
-                                        .w = panel + k * MHAI_PANEL,
-                                        .bias = job->bias ? job->bias + col : NULL,
-                                        .first = input + k == 0 && !job->accumulate,
-                                        .out = job->c + col,
-                                        .out_stride = job->c_stride};
-                const int64_t later = input + k + MHAI_GEMM_BLOCK;
-                const int64_t next = later < job->inner ? later : stored.rows * stored.stride;
-                if (stored.at)
-                    r->kernels->gemm_stored(
-                        &(mhai_gemm_stored){.gemm = gemm,
-                                            .w = mhai_stored_at(&stored, input + k),
-                                            .type = stored.type,
-                                            .stride = stored.stride,
-                                            .next = mhai_stored_at(&stored, next)});
-                else
-                    r->kernels->gemm_strip(&gemm);
-            }
+            const bool coded = pair && read_pair(r, col, input, count, (mha_coded *)(void *)read);
+            w.coded = coded ? (const mha_coded *)(void *)read : NULL;
+            for (int64_t p = 0; !w.stored.at && !coded && p * MHAI_PANEL < w.stored.rows; p++)
+                pack_read(r, col + p * MHAI_PANEL, input, count, w.panels, p, w.stored.rows, read);
+            few_inputs(r, &w, col, input, count);
         }
     }
     for (int64_t row = 0; row < job->rows; row++)

@@ -366,12 +366,17 @@ static void append_elided(char *out, size_t size, const char *text, size_t bytes
 
 bool mha_show_texts(const mha_maps *maps, int most, char *out, size_t size)
 {
+    const char *attention = mha_maps_attention(maps);
     out[0] = '\0';
     if (!maps->text[0]) return false;
+    if (attention) mha_format(out, size, "%s; source: ", attention);
     append_elided(out, size / 2, maps->text[0], maps->text_bytes[0], most);
     if (maps->text[1]) {
         const size_t used = strlen(out);
-        mha_format(out + used, size - used, is_contrast(maps) ? " less " : " | ");
+        mha_format(out + used, size - used,
+                   is_contrast(maps) ? " less "
+                   : attention       ? " | target: "
+                                     : " | ");
         append_elided(out, size, maps->text[1], maps->text_bytes[1], most);
     }
     return true;
@@ -519,33 +524,39 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
     const mha_maps *maps = maker->maps;
     const mha_show_options *options = maker->options;
     enum { LONG = 64 }; /* a uniform row of this many columns is 4 of 256 steps above black */
+    const bool cross = maps->flags & MHA_MAPS_CROSS, towers = mha_maps_attention(maps);
+    const bool sound = maps->track && maps->flags & MHA_MAPS_SAME;
     char *subtitle, *footnote;
-    *figure = (mha_figure){
-        .struct_size = sizeof *figure,
-        .panel_size = sizeof(mha_panel),
-        .title = maps->name,
-        .row_axis =
-            maps->track && maps->flags & MHA_MAPS_SAME ? "time attending (s)" : "query (attending)",
-        .col_axis = maps->track ? "time attended to (s)" : "key (attended to)",
-        .cmap = options->cmap == MHA_CMAP_VIRIDIS && is_signed(maps) ? MHA_CMAP_DIVERGING
-                                                                     : options->cmap,
-        .range = options->range,
-        .lo = options->lo,
-        .hi = options->hi,
-        .scale = options->flags & MHA_SHOW_SCALE ? options->scale
-                 : maps->cols.count > LONG       ? MHA_SCALE_SQRT
-                                                 : MHA_SCALE_LINEAR,
-        .dark = options->flags & MHA_SHOW_DARK,
-        .print_values = options->values,
-        .value_name = is_contrast(maps) ? "difference"
-                      : maps->kind      ? "weight"
-                                        : "value",
-        .rows = maker->rows.count,
-        .cols = maker->cols.count,
-        .row_labels = maker->rows.labels,
-        .col_labels = maker->cols.labels,
-        .panels = maker->panels,
-        .panel_count = maker->count};
+    *figure = (mha_figure){.struct_size = sizeof *figure,
+                           .panel_size = sizeof(mha_panel),
+                           .title = maps->name,
+                           .row_axis = sound    ? "time attending (s)"
+                                       : towers ? "target (attending)"
+                                                : "query (attending)",
+                           .col_axis = maps->track ? "time attended to (s)"
+                                       : cross     ? "source (attended to)"
+                                       : towers    ? "target (attended to)"
+                                                   : "key (attended to)",
+                           .cmap = options->cmap == MHA_CMAP_VIRIDIS && is_signed(maps)
+                                       ? MHA_CMAP_DIVERGING
+                                       : options->cmap,
+                           .range = options->range,
+                           .lo = options->lo,
+                           .hi = options->hi,
+                           .scale = options->flags & MHA_SHOW_SCALE ? options->scale
+                                    : maps->cols.count > LONG       ? MHA_SCALE_SQRT
+                                                                    : MHA_SCALE_LINEAR,
+                           .dark = options->flags & MHA_SHOW_DARK,
+                           .print_values = options->values,
+                           .value_name = is_contrast(maps) ? "difference"
+                                         : maps->kind      ? "weight"
+                                                           : "value",
+                           .rows = maker->rows.count,
+                           .cols = maker->cols.count,
+                           .row_labels = maker->rows.labels,
+                           .col_labels = maker->cols.labels,
+                           .panels = maker->panels,
+                           .panel_count = maker->count};
     if (maker->grouped) MHA_TRY(name_groups(maker, figure));
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, SUBTITLE_BYTES, &subtitle));
     MHA_TRY(MHA_ROOM_ALLOC(maker->room, FOOTNOTE_BYTES, &footnote));
@@ -557,6 +568,9 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
 
 static const char guide[] = "Each square is a head. Rows are queries, columns are keys; brighter "
                             "cells have larger weights.";
+static const char guide_cross[] =
+    "Each square is a head. Rows are tokens of the target, columns are "
+    "tokens of the source; brighter cells have larger weights.";
 static const char guide_contrast[] = "Each square is a head. Rows are queries, columns are keys; "
                                      "red: a larger weight in the first text "
                                      "than in the second, blue: a smaller one.";
@@ -607,9 +621,23 @@ static mha_status add_experts(const panel_maker *maker, mha_fact *facts, mha_rep
     return MHA_OK;
 }
 
+/* Which attention of an encoder-decoder, and the tokens of the source. */
+static mha_status add_towers(const panel_maker *maker, mha_fact *facts, mha_report *report)
+{
+    const mha_maps *maps = maker->maps;
+    char *count;
+    if (!mha_maps_attention(maps)) return MHA_OK;
+    facts[report->fact_count++] = (mha_fact){"attention", mha_maps_attention(maps)};
+    if (!(maps->flags & MHA_MAPS_CROSS)) return MHA_OK;
+    MHA_TRY(mha_room_alloc(maker->room, 32, 1, &count));
+    mha_format(count, 32, "%" PRId64, maps->cols.count);
+    facts[report->fact_count++] = (mha_fact){"source tokens", count};
+    return MHA_OK;
+}
+
 static mha_status make_report(const panel_maker *maker, mha_report *report)
 {
-    enum { FACTS = 4, MORE_FACTS = 1, NUMBER_BYTES = 64, TEXT_BYTES = 1 << 14 };
+    enum { FACTS = 4, MORE_FACTS = 3, NUMBER_BYTES = 64, TEXT_BYTES = 1 << 14 };
     const mha_maps *maps = maker->maps;
     const int64_t tokens = maps->cell > 1 ? maps->tokens.count : maps->rows.count;
     mha_fact *facts;
@@ -627,8 +655,10 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
     facts[0] = (mha_fact){"model", maps->name};
     facts[1] = (mha_fact){"kind", maps->kind ? maps->kind : "array"};
     facts[2] = (mha_fact){"layers x heads", size};
-    facts[3] =
-        (mha_fact){maps->track && maps->flags & MHA_MAPS_SAME ? "cells of time" : "tokens", count};
+    facts[3] = (mha_fact){mha_maps_attention(maps) ? "target tokens"
+                          : maps->track            ? "cells of time"
+                                                   : "tokens",
+                          count};
     *report = (mha_report){.struct_size = sizeof *report,
                            .text = mha_show_texts(maps, 2000, text, TEXT_BYTES) ? text : NULL,
                            .facts = facts,
@@ -638,11 +668,14 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
                            .special = special,
                            .second_row = second_text(&maker->rows),
                            .second_col = second_text(&maker->cols),
-                           .guide = is_contrast(maps) ? guide_contrast : guide,
+                           .guide = is_contrast(maps)              ? guide_contrast
+                                    : maps->flags & MHA_MAPS_CROSS ? guide_cross
+                                                                   : guide,
                            .twin_name = "norm-based",
                            .twin_value = "norm"};
     report->special_count = add_special(&maps->rows, special, 0);
     report->special_count = add_special(&maps->cols, special, report->special_count);
+    MHA_TRY(add_towers(maker, facts, report));
     MHA_TRY(add_experts(maker, facts, report));
     if (maps->cell <= 1) return MHA_OK;
     report->cell_tokens = maps->cell;
@@ -703,7 +736,8 @@ mha_status mha_show_make(const mha_maps *maps, const mha_show_options *given, mh
     *show = (mha_show){0};
     MHA_TRY(mha_struct_check_size("mha_maps", maps->struct_size, sizeof *maps));
     MHA_TRY(mhai_show_options(given, &options));
-    if (maps->flags & ~(uint32_t)(MHA_MAPS_CAUSAL | MHA_MAPS_SAME | MHA_MAPS_CONTRAST))
+    if (maps->flags & ~(uint32_t)(MHA_MAPS_CAUSAL | MHA_MAPS_SAME | MHA_MAPS_CONTRAST |
+                                  MHA_MAPS_CROSS | MHA_MAPS_DECODER))
         return mha_fail(MHA_ERR_UNSUPPORTED, "show: flags has unknown bits");
     panel_maker maker = {.options = &options, .maps = maps, .room = &show->memory};
     const mha_status status = make(&maker, show);

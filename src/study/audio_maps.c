@@ -208,7 +208,7 @@ static mha_status run_decoder(audio_run *r)
         r->maps->cols = r->maps->rows;
     else
         MHA_TRY(make_times(r, &r->maps->cols));
-    r->maps->flags = self ? MHA_MAPS_SAME | MHA_MAPS_CAUSAL : 0;
+    r->maps->flags = self ? MHA_MAPS_SAME | MHA_MAPS_CAUSAL | MHA_MAPS_DECODER : MHA_MAPS_CROSS;
     MHA_TRY(allocate(r, T, self ? T : r->input.rows, &all));
     MHA_TRY(encode(r, NULL));
     const mha_tensor ids =

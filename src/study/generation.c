@@ -2,7 +2,8 @@
 #include <multihead/audio.h>
 #include <multihead/component.h>
 #include <multihead/generation.h>
-#include <multihead/study.h>
+
+#include "study/study.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -89,19 +90,11 @@ static mha_status check(mha_model *model, const mha_generation_desc *d)
 /* Encode the source, and give its rows to the decoder. */
 static mha_status encode(mha_context *context, mha_generation *g, const mha_generation_desc *d)
 {
-    const mha_transformer *net = mha_model_transformer(mha_model_encoder(g->model));
-    mha_transformer_desc desc;
+    const mha_tokens source = {.count = d->source_count,
+                               .ids = (int32_t *)(uintptr_t)d->source}; /* only read */
     mha_room room = {0};
-    float *rows;
-    mha_transformer_describe(net, &desc);
-    const mha_tensor ids =
-        mha_tensor_contiguous((void *)(uintptr_t)d->source, MHA_I32, 2, /* only read */
-                              (const int64_t[]){1, d->source_count});
-    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = &ids};
-    MHA_TRY(mha_room_alloc(&room, d->source_count, (size_t)desc.embed_dim * sizeof *rows, &rows));
-    const mha_tensor memory = mha_tensor_contiguous(
-        rows, MHA_F32, 3, (const int64_t[]){1, d->source_count, desc.embed_dim});
-    mha_status status = mha_transformer_forward(context, net, &input, NULL, &memory, NULL, NULL);
+    mha_tensor memory;
+    mha_status status = mhai_encode(context, mha_model_encoder(g->model), &source, &room, &memory);
     if (status == MHA_OK) status = mha_decoder_set_memory(context, g->decoder, &memory, NULL);
     mha_room_release(&room, 0);
     return status;

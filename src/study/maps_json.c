@@ -104,6 +104,7 @@ mha_status mha_maps_write_json(const mha_maps *maps, const mha_sink *sink)
     mha_json_object(&json, "source");
     mha_json_text(&json, "name", maps->name);
     mha_json_text(&json, "architecture", maps->kind);
+    if (mha_maps_attention(maps)) mha_json_text(&json, "attention", mha_maps_attention(maps));
     put_count(&json, "layers", maps->layers);
     put_count(&json, "heads", maps->heads);
     mha_json_end(&json);

@@ -20,6 +20,13 @@ int64_t mha_maps_count(const mha_maps *maps, int64_t layer)
     return count;
 }
 
+const char *mha_maps_attention(const mha_maps *maps)
+{
+    return maps->flags & MHA_MAPS_CROSS     ? "cross-attention"
+           : maps->flags & MHA_MAPS_DECODER ? "decoder self-attention"
+                                            : NULL;
+}
+
 /* The requested heads that exist. */
 static mha_status choose(mha_room *room, const mha_transformer_desc *d, const uint8_t *wanted,
                          const uint8_t **on)
@@ -114,10 +121,8 @@ static mha_status check(mha_model *model, const mha_maps_desc *given, mha_maps_d
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "maps: cell is %" PRId64 ", expected 0 or 1 for an encoder-decoder",
                         desc->cell);
-    mha_audio_input audio_input = {.struct_size = sizeof audio_input};
-    if (desc->source && mha_model_encoder(model) &&
-        mha_model_audio_input(mha_model_encoder(model), &audio_input) == MHA_OK)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "maps: the model's encoder reads audio, not tokens");
+    if (desc->source && mha_model_encoder(model))
+        MHA_TRY(mhai_encoder_reads_texts(mha_model_encoder(model), "maps"));
     if (!desc->source == !mha_model_encoder(model)) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED, "maps: source is %s, and the model is %s encoder-decoder",
                     desc->source ? "set" : "NULL", desc->source ? "no" : "an");
@@ -135,7 +140,9 @@ mha_status mha_maps_make(mha_model *model, const mha_maps_desc *given, mha_maps 
     mha_transformer_describe(mha_model_transformer(model), &d);
     const bool causal = d.flags & MHA_TRANSFORMER_CAUSAL;
     const bool cross = desc.source && !(desc.flags & MHA_MAPS_SELF);
-    maps->flags = cross ? 0 : MHA_MAPS_SAME | (causal ? MHA_MAPS_CAUSAL : 0);
+    maps->flags = cross ? MHA_MAPS_CROSS
+                        : MHA_MAPS_SAME | (causal ? MHA_MAPS_CAUSAL : 0) |
+                              (desc.source ? MHA_MAPS_DECODER : 0);
     maps->layers = d.num_layers;
     maps->heads = d.num_heads;
     maps->rows = *desc.tokens;
@@ -309,27 +316,21 @@ static mha_status run_self(maps_run *run, mha_room *room)
 static mha_status run_cross(maps_run *run, mha_model *encoder, mha_room *room)
 {
     mha_maps *maps = run->maps;
-    mha_transformer *first = mha_model_transformer(encoder);
     const int64_t T = maps->rows.count, S = maps->cols.count, H = maps->heads, L = maps->layers;
     const bool self = maps->flags & MHA_MAPS_SAME;
-    mha_transformer_desc reads, writes;
-    mhai_sequence source, target;
+    mha_transformer_desc writes;
+    mhai_sequence target;
+    mha_tensor stream;
     int64_t count;
     void *memory;
-    mha_transformer_describe(first, &reads);
     mha_transformer_describe(run->net, &writes);
-    mha_tensor stream = mha_tensor_contiguous(
-        NULL, MHA_F32, 3, (int64_t[]){1, run->desc->source->count, reads.embed_dim});
     mha_tensor all = mha_tensor_contiguous(NULL, MHA_F32, 5, (int64_t[]){L, 1, H, T, S});
     MHA_TRY(mha_tensor_count(&all, &count));
     MHA_TRY(mha_room_alloc(room, count, sizeof(float), &memory));
     all.data = memory;
-    MHA_TRY(mha_room_alloc(room, run->desc->source->count, (size_t)reads.embed_dim * sizeof(float),
-                           &stream.data));
-    mhai_sequence_make(run->desc->source, &reads, &source);
+    MHA_TRY(mhai_encode(run->context, encoder, run->desc->source, room, &stream));
     mhai_sequence_make(run->desc->tokens, &writes, &target);
     target.input.memory = &stream;
-    MHA_TRY(mha_transformer_forward(run->context, first, &source.input, NULL, &stream, NULL, NULL));
     MHA_TRY(mha_transformer_forward(run->context, run->net, &target.input, NULL, NULL,
                                     self ? &all : NULL, self ? NULL : &all));
     for (int64_t l = 0; l < L; l++)

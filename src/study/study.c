@@ -2,12 +2,38 @@
 #include "study/study_parts.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { RARE_RANK = 500, CORPUS_SEED = 1 };
 
+/* Callers of 0.1 may have a mha_study_visit without a source. */
+enum { SHORTEST_VISIT = offsetof(mha_study_visit, source) };
+
 /* ---- creation and destruction ---------------------------------------------------------------- */
+
+/* Whether the keys are the source's. */
+static bool is_cross(const mha_study *s)
+{
+    return s->desc.flags & MHA_STUDY_CROSS;
+}
+
+/* Combinations that an encoder-decoder, or cross-attention, does not have. */
+static mha_status check_towers(const mha_study *s)
+{
+    const bool cross = is_cross(s);
+    const char *lacks = cross && !s->encoder ? "requires an encoder-decoder"
+                        : cross && s->desc.flags & MHA_STUDY_DISTANCES ? "has no distances"
+                        : cross && s->desc.relation_count > 0          ? "has no gold links"
+                                                                       : NULL;
+    if (lacks) return mha_fail(MHA_ERR_UNSUPPORTED, "mha_study_create: MHA_STUDY_CROSS %s", lacks);
+    if (!s->encoder) return MHA_OK;
+    if (s->desc.state || s->desc.flags & MHA_STUDY_OWN_LAYERS)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_study_create: the heads of an encoder-decoder "
+                                             "are measured without a state, and with all layers");
+    return mhai_encoder_reads_texts(s->encoder, "mha_study_create");
+}
 
 static mha_status make(mha_study *s)
 {
@@ -17,7 +43,7 @@ static mha_status make(mha_study *s)
     int64_t **arrays[] = {&s->counts, &s->ranks, &s->kind_of, &s->id_of};
     bool whole = s->heads;
     for (int i = 0; i < 4; i++) {
-        *arrays[i] = calloc((size_t)d->vocab_size + 1, sizeof(int64_t));
+        *arrays[i] = calloc((size_t)s->vocab_size + 1, sizeof(int64_t));
         whole = whole && *arrays[i];
     }
     s->found = (mha_study_found){.struct_size = sizeof s->found,
@@ -26,15 +52,16 @@ static mha_status make(mha_study *s)
                                  .relations = s->desc.relations,
                                  .relation_count = s->desc.relation_count};
     if (!whole) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
-    for (int64_t l = 0; l < L; l++) s->heads[l] = mha_transformer_heads(d, l);
+    for (int64_t l = 0; l < L; l++)
+        s->heads[l] = is_cross(s) ? d->num_heads : mha_transformer_heads(d, l);
     return MHA_OK;
 }
 
 mha_status mha_study_create(mha_context *context, mha_model *model, const mha_study_desc *desc,
                             mha_study **study)
 {
-    const uint32_t known =
-        MHA_STUDY_OWN_LAYERS | MHA_STUDY_CORPUS | MHA_STUDY_DISTANCES | MHA_STUDY_PREDICT;
+    const uint32_t known = MHA_STUDY_OWN_LAYERS | MHA_STUDY_CORPUS | MHA_STUDY_DISTANCES |
+                           MHA_STUDY_PREDICT | MHA_STUDY_CROSS;
     mha_study_desc own;
     mha_study_state state;
     mhai_reader reader;
@@ -45,14 +72,12 @@ mha_status mha_study_create(mha_context *context, mha_model *model, const mha_st
                             own.state ? own.state->struct_size : 0));
     if (own.flags & ~known)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_study_create: flags has unknown bits");
-    if (mha_model_encoder(model))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "an encoder-decoder has two texts; pass its mha_model_encoder()");
     MHA_TRY(mhai_reader_make(model, &reader));
     mha_study *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
     *made = (mha_study){.context = context,
                         .model = model,
+                        .encoder = mha_model_encoder(model),
                         .net = mha_model_transformer(model),
                         .desc = own,
                         .state = state,
@@ -60,7 +85,14 @@ mha_status mha_study_create(mha_context *context, mha_model *model, const mha_st
                         .plan = {.struct_size = sizeof made->plan},
                         .rare_rank = RARE_RANK};
     mha_transformer_describe(made->net, &made->net_desc);
-    mha_status status = make(made);
+    made->vocab_size = made->net_desc.vocab_size;
+    mha_status status = check_towers(made);
+    if (status == MHA_OK && is_cross(made)) {
+        mha_model_info info = {.struct_size = sizeof info};
+        status = mha_model_describe(made->encoder, &info);
+        made->vocab_size = info.vocab_size;
+    }
+    if (status == MHA_OK) status = make(made);
     if (status == MHA_OK) status = mhai_state_read(made);
     if (status == MHA_OK)
         *study = made;
@@ -101,11 +133,11 @@ void mha_study_destroy(mha_study *study)
 static mha_status check_ids(const mha_study *s, const mha_tokens *tokens)
 {
     for (int64_t i = 0; i < tokens->count; i++)
-        if (tokens->ids[i] < 0 || tokens->ids[i] >= s->net_desc.vocab_size)
+        if (tokens->ids[i] < 0 || tokens->ids[i] >= s->vocab_size)
             return mha_fail(MHA_ERR_ARGUMENT,
                             "token %" PRId64 " is %" PRId32 ", the model has 0..%" PRId64
                             "; use the model's own tokenizer",
-                            i, tokens->ids[i], s->net_desc.vocab_size - 1);
+                            i, tokens->ids[i], s->vocab_size - 1);
     return MHA_OK;
 }
 
@@ -140,17 +172,17 @@ mha_status mha_study_count(mha_study *study, const mha_tokens *tokens, const mha
 static mha_status rank(mha_study *s)
 {
     s->found.kinds = 0;
-    for (int64_t id = 0; id < s->net_desc.vocab_size; id++) {
+    for (int64_t id = 0; id < s->vocab_size; id++) {
         s->kind_of[id] = s->found.kinds;
         if (s->counts[id] > 0) s->id_of[s->found.kinds++] = id;
     }
     s->rare_rank = s->found.kinds / 2 < RARE_RANK ? s->found.kinds / 2 : RARE_RANK;
     if (s->rare_rank < 1) s->rare_rank = 1;
-    s->found.vocab_size = s->net_desc.vocab_size;
+    s->found.vocab_size = s->vocab_size;
     s->found.counts = s->counts;
     s->found.ranks = s->ranks;
     s->found.id_of = s->id_of;
-    return mha_head_pass_ranks(s->context, s->net_desc.vocab_size, s->counts, s->ranks, NULL);
+    return mha_head_pass_ranks(s->context, s->vocab_size, s->counts, s->ranks, NULL);
 }
 
 static mha_status create(const mha_study *s, bool links, mha_head_measures **measures)
@@ -198,7 +230,8 @@ static mha_status renew_random(mha_study *s)
 {
     mha_head_measures_destroy(s->found.random);
     s->found.random = NULL;
-    return s->plan.how.block < MHA_RANDOM_LEAST_BLOCK ? MHA_OK : create(s, false, &s->found.random);
+    const bool none = s->encoder || s->plan.how.block < MHA_RANDOM_LEAST_BLOCK;
+    return none ? MHA_OK : create(s, false, &s->found.random);
 }
 
 mha_status mhai_study_renew(mha_study *s)
@@ -272,7 +305,7 @@ void mhai_sequence_make(const mha_tokens *tokens, const mha_transformer_desc *d,
 }
 
 static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_text *text,
-                      const mha_transformer_input *also, bool random)
+                      const mha_transformer_input *also, const mha_tensor *memory, bool random)
 {
     mhai_sequence of;
     mha_transformer_input input;
@@ -283,10 +316,12 @@ static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_te
     input.tokens = of.input.tokens;
     input.token_types = of.input.token_types;
     input.features = of.input.features;
-    input.gates = s->desc.gates;
+    *(is_cross(s) ? &input.cross_gates : &input.gates) = s->desc.gates;
+    if (memory) input.memory = memory;
     const mha_head_pass pass = {
         .struct_size = sizeof pass,
-        .flags = s->desc.flags & MHA_STUDY_OWN_LAYERS ? MHA_HEAD_PASS_OWN_LAYERS : 0,
+        .flags = (s->desc.flags & MHA_STUDY_OWN_LAYERS ? MHA_HEAD_PASS_OWN_LAYERS : 0) |
+                 (is_cross(s) ? MHA_HEAD_PASS_CROSS : 0),
         .measures = random ? s->found.random : s->found.texts,
         .distances = random ? NULL : s->found.distances,
         .progress = s->desc.progress ? show_progress : NULL,
@@ -365,21 +400,47 @@ static mha_status add_links(mha_study *s, const mha_tokens *tokens, const mha_st
     return MHA_OK;
 }
 
+/* The tokens that are the keys of a text. */
+static const mha_tokens *keys_of(const mha_study *s, const mha_tokens *tokens,
+                                 const mha_study_visit *visit)
+{
+    return is_cross(s) ? visit->source : tokens;
+}
+
+static mha_status check_source(const mha_study *s, const mha_study_visit *visit)
+{
+    const bool given = visit && visit->source;
+    if (given == (s->encoder != NULL)) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "mha_study_text: %s",
+                    given ? "a source without an encoder"
+                          : "an encoder-decoder needs the source of each text");
+}
+
 static mha_status measure(mha_study *s, const mha_tokens *tokens, const mha_study_visit *visit,
                           bool random)
 {
+    MHA_TRY(check_source(s, visit));
+    const mha_tokens *keys = keys_of(s, tokens, visit);
     mha_heads_text text = {.struct_size = sizeof text,
-                           .separators = tokens->separators,
-                           .special = tokens->special,
-                           .segments = tokens->sentences};
+                           .separators = keys->separators,
+                           .special = keys->special,
+                           .segments = keys->sentences};
     mha_study_found *f = &s->found;
+    mha_room room = {0};
+    mha_tensor memory;
     const int64_t lost = f->lost_links;
-    MHA_TRY(check_ids(s, tokens));
+    MHA_TRY(check_ids(s, keys));
     const mha_scratch_mark mark = mha_scratch_top(s->context);
-    mha_status status = random ? MHA_OK : add_words(s, tokens, &text);
+    mha_status status = random ? MHA_OK : add_words(s, keys, &text);
     if (status == MHA_OK && visit && visit->links)
-        status = add_links(s, tokens, visit->links, &text);
-    if (status == MHA_OK) status = run(s, tokens, &text, visit ? visit->run : NULL, random);
+        status = is_cross(s) ? mha_fail(MHA_ERR_UNSUPPORTED, "cross-attention has no gold links")
+                             : add_links(s, tokens, visit->links, &text);
+    if (status == MHA_OK && s->encoder)
+        status = mhai_encode(s->context, s->encoder, visit->source, &room, &memory);
+    if (status == MHA_OK)
+        status =
+            run(s, tokens, &text, visit ? visit->run : NULL, s->encoder ? &memory : NULL, random);
+    mha_room_release(&room, 0);
     mha_scratch_release(s->context, mark);
     if (status != MHA_OK) f->lost_links = lost;
     return status;
@@ -389,7 +450,7 @@ mha_status mha_study_text(mha_study *study, const mha_tokens *tokens, const mha_
 {
     mha_study_visit own;
     MHA_NEED("mha_study_text", study, tokens);
-    MHA_TRY(mha_struct_read("mha_study_visit", &own, sizeof own, sizeof own, visit,
+    MHA_TRY(mha_struct_read("mha_study_visit", &own, sizeof own, SHORTEST_VISIT, visit,
                             visit ? visit->struct_size : 0));
     mha_study_found *f = &study->found;
     if (!f->texts)
@@ -400,7 +461,7 @@ mha_status mha_study_text(mha_study *study, const mha_tokens *tokens, const mha_
     study->progress.count = study->counted;
     MHA_TRY(measure(study, tokens, &own, false));
     f->text_count++;
-    f->token_count += tokens->count;
+    f->token_count += keys_of(study, tokens, &own)->count;
     return save(study);
 }
 
@@ -465,13 +526,22 @@ static mha_status draw_all(mha_study *s, int64_t sequences)
     return MHA_OK;
 }
 
+static mha_status count_one(mha_study *s, const mha_tokens *tokens, const mha_study_visit *visit)
+{
+    mha_study_visit own;
+    MHA_TRY(mha_struct_read("mha_study_visit", &own, sizeof own, SHORTEST_VISIT, visit,
+                            visit ? visit->struct_size : 0));
+    MHA_TRY(check_source(s, &own));
+    return mha_study_count(s, keys_of(s, tokens, &own), own.links);
+}
+
 mha_status mha_study_measure(mha_study *study, const mha_tokens *texts, int64_t count,
                              const mha_study_visit *const *visit, int64_t sequences)
 {
     int64_t number = 0;
     MHA_NEED_AS("mha_study_measure", "study, texts", study, texts || count <= 0);
     for (int64_t i = 0; i < count; i++)
-        MHA_TRY(mha_study_count(study, &texts[i], visit && visit[i] ? visit[i]->links : NULL));
+        MHA_TRY(count_one(study, &texts[i], visit ? visit[i] : NULL));
     if (count > 0) MHA_TRY(mha_study_begin(study));
     while (count > 0) {
         MHA_TRY(mha_study_next(study, &number));

@@ -2,6 +2,7 @@
 #ifndef MHAI_STUDY_H
 #define MHAI_STUDY_H
 
+#include <multihead/component.h>
 #include <multihead/study.h>
 
 /* The tokenizer of a model: pieces or whole words; the other is NULL. */
@@ -43,5 +44,11 @@ typedef struct mhai_sequence {
 } mhai_sequence;
 
 void mhai_sequence_make(const mha_tokens *tokens, const mha_transformer_desc *d, mhai_sequence *s);
+
+/* towers.c: run an encoder of texts; *memory [1,S,E] in room */
+MHA_NODISCARD mha_status mhai_encode(mha_context *context, mha_model *encoder,
+                                     const mha_tokens *source, mha_room *room, mha_tensor *memory);
+/* Reject an encoder of audio; `caller` begins the error. */
+MHA_NODISCARD mha_status mhai_encoder_reads_texts(const mha_model *encoder, const char *caller);
 
 #endif

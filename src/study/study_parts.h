@@ -48,7 +48,9 @@ struct mha_study {
     mha_context *context;
     mha_transformer *net;
     mha_transformer_desc net_desc;
-    const mha_model *model;
+    mha_model *model;
+    mha_model *encoder; /* of an encoder-decoder; NULL: none */
+    int64_t vocab_size; /* of the keys' tokens */
     mha_study_desc desc;
     mha_study_state state; /* state of desc; zeros: none */
     mha_study_found found;

@@ -327,10 +327,10 @@ mha_status mha_study_restore(mha_study *study)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_study_restore: expected a new study with a state, at rank 0");
     if (!fits_model(study, saved->texts) || !fits_model(study, saved->random) ||
-        was[STATE_KINDS] > (uint64_t)study->net_desc.vocab_size)
+        was[STATE_KINDS] > (uint64_t)study->vocab_size)
         return damaged(study);
     for (uint64_t k = 0; k < was[STATE_KINDS]; k++) {
-        if (saved->kinds[k] >= (uint64_t)study->net_desc.vocab_size) return damaged(study);
+        if (saved->kinds[k] >= (uint64_t)study->vocab_size) return damaged(study);
         study->id_of[k] = (int64_t)saved->kinds[k];
     }
     f->kinds = (int64_t)was[STATE_KINDS];

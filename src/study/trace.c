@@ -222,10 +222,16 @@ static mha_status attend(tracing *g, const mha_layer_view *view, mha_attention_d
 {
     mha_trace *x = g->trace;
     const int64_t H = view->q.shape[1], D = x->head_dim, first = 0;
-    mha_tensor q = view->q;
+    mha_tensor q = view->q, bias;
     float *o;
     q.data = (float *)q.data + x->row * q.stride[2];
     q.shape[2] = 1;
+    if (desc.bias) {
+        bias = *desc.bias;
+        bias.data = (float *)bias.data + x->row * bias.stride[2];
+        bias.shape[2] = 1;
+        desc.bias = &bias;
+    }
     if (desc.flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW) || desc.alibi_slopes ||
         desc.t5_table)
         desc.q_offset = x->row;

@@ -92,7 +92,7 @@ static mha_status encode(decoding *c, const mhai_window *w)
     return mha_decoder_set_memory(c->t.context, c->decoder, &c->t.memory, NULL);
 }
 
-/* The likeliest language after the start token. */
+/* The most likely language after the start token. */
 static mha_status find_language(decoding *c)
 {
     const mha_speech_settings *s = &c->t.settings;
@@ -120,7 +120,7 @@ static void forbid(decoding *c, int64_t from, int64_t to)
     for (int64_t i = from < 0 ? 0 : from; i < to; i++) c->logits[i] = -FLT_MAX;
 }
 
-/* Whether all timestamps together are likelier than each other token. */
+/* Whether all timestamps together are more likely than any other token. */
 static bool is_timestamp_likely(const decoding *c)
 {
     const int64_t first = c->t.settings.first_timestamp;

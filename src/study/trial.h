@@ -7,6 +7,7 @@
 /* The queries and keys of a layer, and the descriptor of its attention. */
 typedef struct mhai_kept_layer {
     mha_layer_view view; /* contiguous inputs of rows; q.ndim 0: the layer has no heads */
+    mha_tensor bias;     /* that of view.attention, if there is one */
 } mhai_kept_layer;
 
 typedef struct mhai_kept_run {

@@ -144,6 +144,7 @@ static double count_kept(const mha_trials *trials, int64_t tokens)
         const mha_layer_desc *l = d->layers && d->layers[i].mixer ? &d->layers[i] : NULL;
         numbers += l ? H * (double)((l->gate_rank > 0 ? 3 : 2) * (l->key_dim + 1))
                      : most * (double)d->head_dim;
+        if (d->layers && d->layers[i].relative_rows > 0) numbers += H * (double)tokens;
     }
     return (double)tokens * numbers;
 }
@@ -417,6 +418,10 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     kept->view = view;
     kept->view.q = keep_rows(r, &view.q);
     kept->view.k = keep_rows(r, &view.k);
+    if (view.attention.bias) {
+        kept->bias = keep_rows(r, view.attention.bias);
+        kept->view.attention.bias = &kept->bias;
+    }
     if (!view.mixer) return MHA_OK;
     kept->view.log_decay = keep_numbers(r, &view.log_decay);
     kept->view.strength = keep_numbers(r, &view.strength);

@@ -68,6 +68,8 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
     }
     if (!cross && mix.rank > 0) kept.down = carve(c, tokens, 2 * mix.rank);
     if (cross || !mix.mixer) kept.lse = carve(c, tokens, heads.q);
+    if (!cross && heads.q > 0 && d->layers && d->layers[layer].relative_rows > 0)
+        kept.relative = carve(c, tokens, heads.q * mhai_min_i64(tokens, d->max_length));
     return kept;
 }
 

@@ -131,7 +131,7 @@ static mha_status check_factors(mha_transformer_desc *d)
 
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
-    const uint32_t known = MHA_TRANSFORMER_LOGIT_BIAS * 2 - 1;
+    const uint32_t known = MHA_TRANSFORMER_RELATIVE_NORM * 2 - 1;
     const bool padding = d->flags & MHA_TRANSFORMER_PADDING;
     if (d->flags & ~known || (d->padding_token && !padding))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or padding_token %d",
@@ -322,6 +322,24 @@ static void add_extras(layout *l, const mha_layer_desc *of, mhai_heads heads,
     if (of->t5_buckets > 0)
         place->t5 =
             add(l, ".relative_attention_bias.weight", MHA_PARAMETER_BIAS, of->t5_buckets, heads.q);
+    if (of->flags & MHA_LAYER_RELATIVE_TABLE)
+        place->distances =
+            add(l, ".distance_embedding.weight", MHA_PARAMETER_EMBEDDING, of->relative_rows, D);
+}
+
+/* W_pk and W_pq, if the layer has its own. */
+static mhai_place_linear add_positions(layout *l, const mha_layer_desc *of, mhai_heads heads)
+{
+    const bool content = of->flags & MHA_LAYER_CONTENT_TO_POSITION;
+    const char *const names[] = {
+        content ? "position_k_proj" : "position_q_proj",
+        of->flags & MHA_LAYER_POSITION_TO_CONTENT && content ? "position_q_proj" : NULL, NULL};
+    const int64_t wide = heads.q * l->t->desc.head_dim;
+    if (of->relative_rows == 0 ||
+        of->flags & (MHA_LAYER_RELATIVE_SHARED | MHA_LAYER_RELATIVE_TABLE))
+        return (mhai_place_linear){MHAI_NOWHERE, MHAI_NOWHERE, 0, 0, NULL};
+    return add_linear(l, MHA_TRANSFORMER_QKV_BIAS, l->t->desc.embed_dim, names,
+                      (const int64_t[]){wide, wide});
 }
 
 static const char *const o_name[] = {"o_proj", NULL};
@@ -442,7 +460,9 @@ static mhai_place_attention add_attention(layout *l, bool cross)
                               (const int64_t[]){q, kv, kv, q});
     }
     place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, cross ? q : mix.out, o_name, &d->embed_dim);
-    if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads, &place);
+    if (!d->layers || cross) return place;
+    add_extras(l, &d->layers[l->layer], heads, &place);
+    place.positions = add_positions(l, &d->layers[l->layer], heads);
     return place;
 }
 
@@ -499,7 +519,21 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     layer->down = add_linear(l, bias, d->ff_dim, down, &d->embed_dim);
 }
 
-static void add_embeddings(layout *l)
+/* Embeddings of distances, and their norm. */
+static void add_relative(layout *l, int64_t rows)
+{
+    const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE, 0};
+    mha_transformer *t = l->t;
+    t->relative = MHAI_NOWHERE;
+    t->relative_norm = none;
+    if (rows == 0) return;
+    l->prefix = "embed_relative";
+    t->relative = add(l, ".weight", MHA_PARAMETER_EMBEDDING, rows, t->desc.embed_dim);
+    if (t->desc.flags & MHA_TRANSFORMER_RELATIVE_NORM)
+        t->relative_norm = add_norm(l, "relative_norm");
+}
+
+static void add_embeddings(layout *l, int64_t relative_rows)
 {
     mha_transformer *t = l->t;
     const mha_transformer_desc *d = &t->desc;
@@ -521,6 +555,7 @@ static void add_embeddings(layout *l)
         t->features.outputs = width;
         t->features.weight = add(l, ".weight", MHA_PARAMETER_MATRIX, width, d->feature_dim);
     }
+    add_relative(l, relative_rows);
     t->embed_norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE, 0};
     if (d->flags & MHA_TRANSFORMER_EMBEDDING_NORM)
         t->embed_norm = add_wide_norm(l, "embed_norm", width);
@@ -538,8 +573,10 @@ static mha_status lay_out(mha_transformer *t)
 {
     const mha_transformer_desc *d = &t->desc;
     layout l = {.t = t, .layer = -1};
+    int64_t relative_rows;
+    MHA_TRY(mhai_relative_rows(d, &relative_rows));
     t->size = t->parameter_count = 0;
-    add_embeddings(&l);
+    add_embeddings(&l, relative_rows);
     mhai_place_layer unused = {0};
     for (int64_t i = 0; i < d->num_layers && !l.overflow; i++) {
         mhai_place_layer *layer = t->layers ? &t->layers[i] : &unused;
@@ -600,7 +637,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-enum { LINEARS = 14 }; /* of a layer */
+enum { LINEARS = 15 }; /* of a layer */
 
 /* Linear layers: those of layers, the output, and two of embeddings. */
 static int64_t linear_count(const mha_transformer *t)
@@ -620,10 +657,10 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
     if (i < output) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
-            &layer->self.in,    &layer->self.out,     &layer->cross.in,  &layer->cross.memory,
-            &layer->cross.out,  &layer->up,           &layer->down,      &layer->router,
-            &layer->self.down,  &layer->self.queries, &layer->self.keys, &layer->self.values,
-            &layer->self.gates, &layer->self.decays};
+            &layer->self.in,    &layer->self.out,     &layer->cross.in,      &layer->cross.memory,
+            &layer->cross.out,  &layer->up,           &layer->down,          &layer->router,
+            &layer->self.down,  &layer->self.queries, &layer->self.keys,     &layer->self.values,
+            &layer->self.gates, &layer->self.decays,  &layer->self.positions};
         place = all[i % LINEARS];
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;

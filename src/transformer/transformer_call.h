@@ -37,6 +37,16 @@ MHA_NODISCARD mha_status mhai_latent_project(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_latent_attend(const mhai_call *c, int64_t layer,
                                             const mhai_attend *x);
 
+/* transformer_relative.c: compute the content-position terms of a layer from its queries and keys, after
+ * they are patched. mhai_relative_bytes() is the scratch that this takes. */
+MHA_NODISCARD mha_status mhai_relative_run(const mhai_call *c, int64_t layer);
+size_t mhai_relative_bytes(const mhai_call *c, int64_t layer);
+
+/* y = norm(x) of `rows` rows, or norm(x + residual). */
+MHA_NODISCARD mha_status mhai_call_norm(const mhai_call *c, const mhai_place_norm *place,
+                                        const float *x, const float *residual, int64_t rows,
+                                        float *y);
+
 /* A short convolution: write the input of W_o to kept->heads. */
 MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
 

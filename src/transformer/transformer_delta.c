@@ -26,7 +26,7 @@ const char *mha_layer_forward_only(const mha_layer_desc *layer)
     if (layer->experts.count > 0) return "has routed experts";
     if (layer->flags & MHA_LAYER_QK_NORM && layer->qk_norm == MHA_QK_NORM_L2)
         return "has an L2 norm of queries and keys";
-    return NULL;
+    return layer->relative_rows > 0 ? "has content-position terms" : NULL;
 }
 
 const char *mha_layer_keeps_heads(const mha_layer_desc *layer)

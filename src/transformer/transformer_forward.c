@@ -155,6 +155,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     x->v = qkv.v;
     x->heads = mhai_transformer_heads(a, layer, cross, kept->heads);
     made->lse = mhai_transformer_lse(a, heads, kept->lse);
+    if (kept->relative) x->desc.bias = &kept->bias;
     if (!gates) return;
     made->gates = mhai_transformer_vector(mhai_nn_row(gates, layer), heads.q);
     x->desc.gates = &made->gates;
@@ -162,11 +163,10 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* y = norm(x), or norm(x + residual). */
-static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const float *x,
-                       const float *residual, float *y)
+mha_status mhai_call_norm(const mhai_call *c, const mhai_place_norm *place, const float *x,
+                          const float *residual, int64_t rows, float *y)
 {
-    const int64_t width = place->width, rows = mhai_tokens(c->a);
+    const int64_t width = place->width;
     const float epsilon = c->t->desc.norm_epsilon;
     mha_tensor in = mhai_transformer_rows(x, rows, width, width);
     mha_tensor added = mhai_transformer_rows(residual, rows, width, width);
@@ -179,6 +179,12 @@ static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const f
     if (place->bias < 0) return mha_layer_norm(c->context, &in, also, &weight, NULL, epsilon, &out);
     mha_tensor bias = mhai_transformer_vector(mhai_transformer_numbers(c->t, place->bias), width);
     return mha_layer_norm(c->context, &in, also, &weight, &bias, epsilon, &out);
+}
+
+static mha_status norm(const mhai_call *c, const mhai_place_norm *place, const float *x,
+                       const float *residual, float *y)
+{
+    return mhai_call_norm(c, place, x, residual, mhai_tokens(c->a), y);
 }
 
 mha_status mhai_call_project_to(const mhai_call *c, const mhai_place_linear *place,
@@ -366,6 +372,7 @@ static mha_status run_heads(const mhai_call *c, const mhai_kept_attention *kept,
         MHA_TRY(mhai_attend_position(&attention.attend));
     }
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, false);
+    if (!cross && kept->relative) MHA_TRY(mhai_relative_run(c, layer));
     const bool expands =
         c->step && c->step->latent && !cross && mhai_transformer_latent(&c->t->desc, layer);
     MHA_TRY(delta     ? mhai_delta_run(c, layer)
@@ -618,6 +625,7 @@ static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status sta
     mha_activations *a = c->a;
     a->first = c->input.first_layer;
     a->given = c->input.stream;
+    mhai_relative_view(a);
     if (status == MHA_OK && (mhai_spread_mine(t, a->first) || !a->passing))
         status = begin_stream(c);
     for (int64_t i = a->first; i < t->desc.num_layers && (status == MHA_OK || t->ranks); i++) {
@@ -702,6 +710,7 @@ static mha_status reserve(const mhai_call *c)
     const mha_transformer_desc *d = &c->t->desc;
     mha_attention_plan plan;
     size_t most = 0;
+    mhai_relative_view(c->a);
     for (int64_t i = 0; mhai_tokens(c->a) > 0 && i < 2 * d->num_layers; i++) {
         const bool cross = i % 2;
         mhai_call_attention attention;
@@ -717,6 +726,9 @@ static mha_status reserve(const mhai_call *c)
         MHA_TRY(mha_attention_explain(c->context, &x->desc, &x->q, &x->k, &x->v, &x->heads,
                                       &x->outputs, &plan));
         if (plan.scratch_bytes > most) most = plan.scratch_bytes;
+        const bool relative = !cross && c->a->layers[i / 2].self.relative;
+        const size_t terms = relative ? mhai_relative_bytes(c, i / 2) : 0;
+        if (terms > most) most = terms;
     }
     if (most > PTRDIFF_MAX) return mha_fail(MHA_ERR_SIZE, "attention: its scratch does not fit");
     const size_t products = mhai_transformer_product_bytes(

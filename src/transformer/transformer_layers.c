@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_NO_ATTENTION_NORM * 2 - 1 };
+enum { KNOWN_FLAGS = MHA_LAYER_RELATIVE_TABLE * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -257,6 +257,7 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
                         "pre-norm, without branch norms, cross-attention and parallel blocks",
                         l->flags & MHA_LAYER_BRANCH_NORM ? "BRANCH_NORM" : "NO_ATTENTION_NORM");
     MHA_TRY(check_settings(d, l));
+    MHA_TRY(mhai_relative_check(d, layer, l));
     MHA_TRY(mhai_check_range("mha_layer_desc: t5_buckets", l->t5_buckets, 0, INT32_MAX));
     if (l->flags & MHA_LAYER_QK_NORM && l->qk_norm_epsilon == 0)
         l->qk_norm_epsilon = l->qk_norm == MHA_QK_NORM_L2 ? 1e-12f : 1e-6f;

@@ -37,7 +37,7 @@ typedef struct mhai_place_linear {
 typedef struct mhai_place_attention {
     mhai_place_step step;
     mhai_attend attend; /* the layer's settings; points to the tensors below */
-    int64_t q_norm, k_norm, sinks, slopes, t5;
+    int64_t q_norm, k_norm, sinks, slopes, t5, distances;
     mha_tensor sink_logits, alibi_slopes, t5_table, cosines, sines;
     mhai_place_linear in;     /* q, k, v and gates; in cross-attention only q */
     mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
@@ -45,6 +45,7 @@ typedef struct mhai_place_attention {
     /* Of latent attention: `in` is W_q or W_qa, `down` W_kva; queries.packed NULL: no W_qb. Of Kimi
      * delta attention: `down` is W_ga and W_fa, `gates` W_gb, `decays` W_fb */
     mhai_place_linear down, queries, keys, values, gates, decays;
+    mhai_place_linear positions; /* W_pk and W_pq; outputs 0: none */
     int64_t latent_norm, query_norm;
     int64_t conv;                 /* of a mixer other than attention */
     int64_t decay, shift, o_norm; /* of a recurrent mixer */
@@ -94,7 +95,8 @@ struct mha_transformer {
     int64_t most_inputs;              /* of a linear layer whose weight is read from the source;
                                          0: none */
     int64_t tokens, positions, types; /* offsets of the tables */
-    mhai_place_norm embed_norm, norm;
+    int64_t relative;                 /* the table of embeddings of distances */
+    mhai_place_norm embed_norm, norm, relative_norm;
     mhai_place_layer *layers;
     mhai_place_linear project;   /* of embeddings of another width; outputs 0: none */
     mhai_place_linear features;  /* outputs 0: tokens have none */
@@ -194,7 +196,9 @@ typedef struct mhai_kept_attention {
     /* Of latent attention: W_kva x [tokens, r + s] and the norm of its c [tokens, r]; W_qa x and its
      * norm, both [tokens, query_latent_dim]. Of Kimi delta attention: W_ga x and W_fa x [tokens, 2 r] */
     float *down, *latent, *query_down, *query_latent;
-    float *lse; /* [B,H,T]; NULL in mixers other than attention */
+    float *lse;      /* [B,H,T]; NULL in mixers other than attention */
+    float *relative; /* [B,H,T,T] the content-position terms; NULL: none */
+    mha_tensor bias; /* a view of them: mhai_relative_view() */
 } mhai_kept_attention;
 
 /* The routing of a layer's tokens, and memory for the tokens of one expert, or of the shared
@@ -592,6 +596,14 @@ static inline int64_t mhai_transformer_up(const mha_transformer *t)
 {
     return (mhai_transformer_gated(t) ? 2 : 1) * t->desc.ff_dim;
 }
+
+/* transformer_relative.c: content-position terms. mhai_relative_check() checks a layer's description.
+ * mhai_relative_rows() reports the rows of the table that layers share; 0: none. mhai_relative_view() makes
+ * the views of a call's terms. */
+MHA_NODISCARD mha_status mhai_relative_check(const mha_transformer_desc *d, int64_t layer,
+                                             const mha_layer_desc *l);
+MHA_NODISCARD mha_status mhai_relative_rows(const mha_transformer_desc *d, int64_t *rows);
+void mhai_relative_view(const mha_activations *a);
 
 /* transformer_experts.c. mhai_transformer_experts() returns the experts of a layer, or NULL if it
  * has none. mhai_experts_check() checks a description and fills in defaults.

@@ -136,8 +136,8 @@ static part find_part(const pruning *x, const mha_parameter *p, const mha_parame
     part made = {.old = *old, .block = D, .merged = 1};
     if (!name) return made;
     name += strlen(".self_attn.");
-    if (begins(name, "q_proj")) made.rows = plan->from_q;
-    if (begins(name, "k_proj") || begins(name, "v_proj")) {
+    if (begins(name, "q_proj") || begins(name, "position_q_proj")) made.rows = plan->from_q;
+    if (begins(name, "k_proj") || begins(name, "v_proj") || begins(name, "position_k_proj")) {
         made.rows = plan->from_kv;
         made.merged = plan->merged;
     }

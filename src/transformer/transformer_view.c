@@ -41,6 +41,7 @@ static void view_attention(const mha_activations *a, const mhai_kept_attention *
     }
     view->lse = mhai_transformer_lse(a, heads, kept->lse);
     view->attention = attend->desc;
+    if (kept->relative) view->attention.bias = &kept->bias;
     view->attention.struct_size = sizeof view->attention;
 }
 

@@ -2,7 +2,7 @@
  * print the same lines on every machine: .ci/run compares NEON under qemu with AVX2. Inputs do not depend on functions
  * of the C library, which differ between machines.
  *
- *   bits_digest [ISA]     portable, neon, avx2, avx512; default: the best one */
+ *   bits_digest [ISA]     portable, neon, avx2, avx512, amx; default: the best one */
 #include "support/backward_call.h"
 #include "support/rng.h"
 
@@ -337,7 +337,7 @@ static void linear_digest(mha_context *context, const char *name, mha_compute co
 int main(int count, char **arguments)
 {
     mha_context_desc desc = {.struct_size = sizeof desc};
-    for (int isa = MHA_ISA_PORTABLE; count > 1 && isa <= MHA_ISA_AVX512; isa++)
+    for (int isa = MHA_ISA_PORTABLE; count > 1 && isa <= MHA_ISA_AMX; isa++)
         if (!strcmp(arguments[1], mha_isa_name((mha_isa)isa))) desc.isa = (mha_isa)isa;
     mha_context *context = NULL;
     stop_if(mha_context_create(&desc, &context));

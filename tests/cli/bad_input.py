@@ -109,8 +109,8 @@ def contradicting_models():
         ("width is a text", dict(hidden_size="wide"), BAD_INPUT, "hidden_size"),
         ("unknown architecture", dict(model_type="parrot"), UNSUPPORTED, "gpt2"),
         ("unknown activation", dict(hidden_act="swish9"), UNSUPPORTED, "swish9"),
-        ("relative positions", dict(position_embedding_type="relative_key"), UNSUPPORTED,
-         "relative_key"),
+        ("positions", dict(position_embedding_type="rotary"), UNSUPPORTED,
+         "rotary"),
     ]
     for name, changes, code, part in cases:
         folder = copy_model("wrong")

@@ -33,7 +33,7 @@ def plans():
     check(plan["flops"] == 2 * 128 * 1600, f"flops {plan['flops']}")
     check(plan["bytes"] == 4 * 4 * 2 * 8 * 10 * 64, f"bytes {plan['bytes']}")
     check(plan["matrix_bytes"] == 4 * 1600 and plan["scratch_bytes"] > 0, f"{plan}")
-    check(plan["isa"] in ("portable", "avx2", "avx512", "neon") and plan["threads"] >= 1, f"{plan}")
+    check(plan["isa"] in ("portable", "avx2", "avx512", "amx", "neon") and plan["threads"] >= 1, f"{plan}")
     _, half = explained("--embed", 512, "--heads", 8, "--length", 10, "--batch", 2, "--dtype", "f16")
     check(half["bytes"] == plan["bytes"] / 2, f"f16: {half}")
     _, more = explained("--embed", 512, "--heads", 8, "--length", 10, "--batch", 2, "--scores",

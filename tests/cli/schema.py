@@ -96,6 +96,12 @@ def objects():
         yield "circuits", written("circuits", model, "--composition", "--json")
         yield "count", written("count", model, "--json")
         yield "explain", written("explain", model, "--json", "--threads", 1, "--isa", "portable")
+    pairs, both = FOLDER / "pairs.tsv", FOLDER / "reverse"
+    check_good(run("train", "reverse", *TRAIN[2:], both), "train reverse")
+    pairs.write_text("a b c\tc b a\nb a\n")
+    for more in (), ("--self",):
+        yield "view", written("view", both, "a b c", "c b a", *more, "--json", "-")
+        yield "heads", written("heads", both, "--text", pairs, *more, "--json", "--corpus")
     yield "ablate", written("ablate", demo, "--text", lines, "--json")
     yield "perplexity", written("perplexity", demo, "--text", lines, "--json")
     yield "prune", written("prune", demo, "--text", lines, "--json", "-")

@@ -106,7 +106,7 @@ def png(colour, depth, channels, interlace=0, width=5, height=3, more=b""):
             chunk(b"IEND", b""))
 
 
-def jpeg(kind, components):
+def jpeg(kind, components, more=b""):
     """Blocks of 8 x 8 whose coefficients are all 0, each of two bits."""
     def segment(marker, data):
         return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data
@@ -114,7 +114,7 @@ def jpeg(kind, components):
         segment(0xC4, bytes([table, 1]) + bytes(15) + b"\0") for table in (0, 0x10))
     frame = struct.pack(">BHHB", 8, 8, 8, components) + b"".join(bytes([i, 0x11, 0]) for i in range(components))
     scan = bytes([components]) + b"".join(bytes([i, 0]) for i in range(components)) + (b"\0\0\0" if kind == 0xC2 else b"\0\x3f\0")
-    return b"\xff\xd8" + tables + segment(kind, frame) + segment(0xDA, scan) + b"\3\xff\0\xff\xd9"
+    return b"\xff\xd8" + more + tables + segment(kind, frame) + segment(0xDA, scan) + bytes([255 >> 2 * components]) + b"\xff\xd9"
 
 
 def of_image():
@@ -125,6 +125,10 @@ def of_image():
     yield "palette", png(3, 8, 1, more=palette)
     yield "interlaced", png(2, 8, 3, interlace=1)
     yield "huge", png(0, 1, 1, width=30000)[:60]
+    exif = b"MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0"
+    chunk = b"eXIf" + exif
+    yield "turned", png(2, 8, 3, more=struct.pack(">I", len(exif)) + chunk + struct.pack(">I", zlib.crc32(chunk)))
+    yield "turned-jpeg", jpeg(0xC0, 3, b"\xff\xe1" + struct.pack(">H", len(exif) + 8) + b"Exif\0\0" + exif)
     for name, kind, components in (("jpeg", 0xC0, 1), ("colours", 0xC0, 3), ("progressive", 0xC2, 1), ("cmyk", 0xC0, 4)):
         yield name, jpeg(kind, components)
 
@@ -491,6 +495,13 @@ def encoders():
          ("encoder.relative_attention_bias", 32, 2)], "encoder.layer.", ["0.", "1."],
         [(f"attention.attn.{name}", 4, 4) for name in "qkvo"] + [("intermediate.dense", 6, 4), ("output.dense", 4, 6)],
         ["attention.LayerNorm", "output.LayerNorm"], {name: (4,) for name in norm})
+    yield {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": "c2p|p2c", "position_buckets": 4,
+           "norm_rel_ebd": "layer_norm", "position_biased_input": False, **sizes}, made(
+        [("embeddings.word_embeddings", V, 4), ("encoder.rel_embeddings", 8, 4)], "encoder.layer.", ["0.", "1."],
+        [(f"attention.self.{name}_proj", 4, 4) for name in ("query", "key", "value", "pos_key", "pos_query")]
+        + [("attention.output.dense", 4, 4), ("intermediate.dense", 6, 4), ("output.dense", 4, 6)],
+        ["attention.output.LayerNorm", "output.LayerNorm"],
+        {name: (4,) for name in (*norm, "encoder.LayerNorm.weight", "encoder.LayerNorm.bias")})
     tensors = made([("embeddings.tok_embeddings", V, 4)], "layers.", ["0.", "1."],
                    [("attn.Wqkv", 12, 4), ("attn.Wo", 4, 4), ("mlp.Wi", 12, 4), ("mlp.Wo", 4, 6)],
                    ["attn_norm", "mlp_norm"], {"embeddings.norm.weight": (4,), "final_norm.weight": (4,)})

@@ -93,11 +93,8 @@ void check_pack_panels(kernel_test *t)
     }
 }
 
-void check_pack_coded(kernel_test *t)
+static mha_coded *make_coded(kernel_test *t, int run, int64_t column, int64_t columns)
 {
-    const int run = kt_chance(t, 0.5) ? 16 : 32;
-    const int64_t columns = t->timed ? 128 : run * rng_between(&t->r, 1, 128 / run);
-    const int64_t column = kt_chance(t, 0.5) ? 128 : 0;
     mha_coded *coded = kt_input(t, MHA_U8, 1, sizeof *coded, sizeof *coded);
     coded->run = run;
     for (int64_t r = 0; r < MHA_CODED_ROWS; r++) {
@@ -109,6 +106,15 @@ void check_pack_coded(kernel_test *t)
             coded->offset[i][r] = kt_chance(t, 0.5) ? -0.0f : kt_number(t);
         }
     }
+    return coded;
+}
+
+void check_pack_coded(kernel_test *t)
+{
+    const int run = kt_chance(t, 0.5) ? 16 : 32;
+    const int64_t columns = t->timed ? 128 : run * rng_between(&t->r, 1, 128 / run);
+    const int64_t column = kt_chance(t, 0.5) ? 128 : 0;
+    const mha_coded *coded = make_coded(t, run, column, columns);
     t->bytes = 5.0 * (double)(MHA_CODED_ROWS * columns);
     EACH_TABLE(t, k)
     {
@@ -351,6 +357,50 @@ void check_gemm_stored(kernel_test *t)
                 kt_that(t, memcmp(&got, &packed[r * out_stride + j], sizeof got) == 0,
                         "the bits of gemm_strip", r, j);
             }
+    }
+}
+
+/* Bit-identical to pack_coded and gemm_strip. */
+void check_gemm_coded(kernel_test *t)
+{
+    enum { COLS = MHAI_STORED_COLUMNS, PANELS = COLS / MHAI_PANEL };
+    const int run = kt_chance(t, 0.5) ? 16 : 32;
+    const int64_t inner = t->timed ? 128 : run * rng_between(&t->r, 1, 128 / run);
+    const int64_t column = kt_chance(t, 0.5) ? 128 : 0;
+    const bool first = kt_chance(t, 0.5);
+    const mha_coded *rows[PANELS];
+    float *x = kt_floats(t, inner);
+    float *bias = first && kt_chance(t, 0.7) ? kt_floats(t, COLS) : NULL;
+    float *before = kt_numbers(t, 1, COLS, COLS);
+    for (int p = 0; p < PANELS; p++) rows[p] = make_coded(t, run, column, inner);
+    kt_fill(t, x, inner);
+    if (bias) kt_fill(t, bias, COLS);
+    t->flops = 2.0 * (double)(inner * COLS);
+    t->bytes = (double)(inner * COLS);
+    EACH_TABLE(t, k)
+    {
+        float *out = kt_in_out(t, MHA_F32, 1, COLS, COLS, before);
+        float panels[PANELS * MHAI_GEMM_BLOCK * MHAI_PANEL], packed[COLS];
+        mhai_gemm gemm = {.rows = 1,
+                          .inner = inner,
+                          .panels = PANELS,
+                          .panel_stride = inner * MHAI_PANEL,
+                          .cols = COLS,
+                          .x = x,
+                          .x_stride = inner,
+                          .bias = bias,
+                          .first = first,
+                          .out = out,
+                          .out_stride = COLS};
+        KERNEL_CALL(t) k->gemm_coded(&gemm, rows, column);
+        memcpy(packed, before, sizeof packed);
+        for (int p = 0; p < PANELS; p++)
+            k->pack_coded(rows[p], column, inner, panels + p * inner * MHAI_PANEL);
+        gemm.w = panels;
+        gemm.out = packed;
+        k->gemm_strip(&gemm);
+        for (int j = 0; !t->timed && j < COLS; j++)
+            kt_same(t, (double)out[j], (double)packed[j], "out", 0, j);
     }
 }
 

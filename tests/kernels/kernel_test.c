@@ -246,6 +246,10 @@ static const bool has_scalar = true;
 static const bool has_scalar = false;
 #endif
 
+#ifdef KT_EMULATED
+extern const mhai_int8_kernels mhai_int8_kernels_emulated;
+#endif
+
 /* A processor with AVX-512 but without VNNI uses AVX2's int8 kernels. They are not tested twice. */
 static bool is_listed(const kernel_test *t, const void *table)
 {
@@ -297,6 +301,10 @@ const void *kt_first(kernel_test *t, bool int8)
     add_table(t, "scalar",
               int8 ? (const void *)&mhai_int8_kernels_scalar : (const void *)&mhai_kernels_scalar,
               mhai_kernels_scalar.tile_rows, true);
+#endif
+#ifdef KT_EMULATED
+    if (int8 && !t->timed)
+        add_table(t, "emulated tiles", &mhai_int8_kernels_emulated, MHAI_MAX_ROWS, true);
 #endif
     for (int i = 0; i < t->input_count; i++) guarded_protect(&t->inputs[i].memory, true);
     return enter_or_leave(t);

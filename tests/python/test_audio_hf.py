@@ -191,7 +191,7 @@ def test_audio_is_required_and_refused(made, tmp_path):
         multihead.log_mel(np.zeros((2, 9)))
     with pytest.raises(multihead.Unsupported, match="reads audio"):
         model.encoder.hidden_states([1, 2])
-    for arguments, error in ((("view", folder, "a", "b"), "reads audio"), (("heads", folder / "encoder", "a"), "reads audio"),
+    for arguments, error in ((("view", folder, "a", "b"), "reads audio; use 'generate --audio', 'view --audio'"), (("heads", folder / "encoder", "a"), "reads audio"),
                              (("generate", folder, "a"), "give --audio FILE.wav"), (("serve", folder), "reads audio"),
                              (("generate", folder, "--audio", tmp_path / "no.wav"), "no.wav")):
         done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)

@@ -58,6 +58,7 @@ GROUPS = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=2
               topk_group=2)
 KIMI = dict(num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, linear_head_dim=6,
             linear_num_heads=3, pad_token_id=0)
+DEBERTA = dict(relative_attention=True, pos_att_type=["p2c", "c2p"])
 BASES = {  # settings of each family with which more of its fields matter
     "llama": [dict(rope_parameters=rope) for rope in (DEFAULT, LINEAR, YARN, LLAMA3, DYNAMIC)],
     "mistral": [dict(sliding_window=5), dict(sliding_window=None, rope_parameters=LINEAR)],
@@ -162,12 +163,16 @@ BASES = {  # settings of each family with which more of its fields matter
     "xlm-roberta": [dict(max_position_embeddings=LENGTH + 6)], "albert": [dict(embedding_size=20)],
     "mpnet": [dict(max_position_embeddings=LENGTH + 6)], "nomic_bert": [{}],
     "modernbert": [dict(local_attention=6, layer_types=TYPES, pad_token_id=0)],
+    "deberta-v2": [dict(DEBERTA, share_att_key=True, norm_rel_ebd="layer_norm", position_buckets=8,
+                        position_biased_input=False), dict(DEBERTA, max_relative_positions=12)],
+    "deberta": [dict(DEBERTA, position_biased_input=False)],
     "roberta": [dict(max_position_embeddings=LENGTH + 6), dict(max_position_embeddings=LENGTH + 6, pad_token_id=4)]}
 OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=LENGTH),
              "distilbert": dict(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=LAYERS, n_heads=4,
                                 max_position_embeddings=LENGTH),
              "mamba2": dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS)}
-ENCODERS = ("bert", "roberta", "electra", "distilbert", "xlm-roberta", "albert", "mpnet", "modernbert", "nomic_bert")
+ENCODERS = ("bert", "roberta", "electra", "distilbert", "xlm-roberta", "albert", "mpnet", "modernbert", "nomic_bert",
+            "deberta-v2", "deberta")
 # Fields and their other names in some version of transformers.
 ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"),
                     ("n_positions", "max_position_embeddings"), ("n_positions", "n_ctx"),
@@ -196,7 +201,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "no_rope_layers": [0, 1], "no_rope_layer_interval": 1, "use_qkv_bias": True, "qk_layernorm": True,
          "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": True, "clip_qkv": 2.0,
          "mlp_only_layers": [0], "decoder_sparse_step": 2, "num_dense_layers": 1, "use_expert_bias": False,
-         "n_inner": 44, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "relative_key",
+         "n_inner": 44, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "rotary",
          "quantization_config": {"bits": 4}, "pruned_heads": {"0": [1]}, "per_layer_config": {"0": {"head_dim": 4}},
          "rope_scaling": LINEAR, "attention_factor": 0.5, "low_freq_factor": 0.5, "high_freq_factor": 9.0,
          "scale_attn_by_inverse_layer_idx": True, "is_decoder": True, "add_cross_attention": True,

@@ -17,6 +17,7 @@ from test_checkpoint_hf import LENGTH, VOCAB, expect_same_maps, in_double, in_fl
 SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
              max_position_embeddings=LENGTH + 2, pad_token_id=1, bos_token_id=0, eos_token_id=2)
 LINEAR = dict(rope_type="linear", rope_theta=5e3, factor=2.5)
+DEBERTA = dict(relative_attention=True, pos_att_type=["p2c", "c2p"])
 FAMILIES = {
     "xlm-roberta": [{}, dict(hidden_act="relu", type_vocab_size=1, layer_norm_eps=1e-2), dict(num_attention_heads=2)],
     "albert": [dict(embedding_size=12), dict(embedding_size=40, hidden_act="gelu", num_hidden_layers=6),
@@ -28,6 +29,14 @@ FAMILIES = {
             full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=50.0))),
         dict(hidden_size=40, norm_eps=1e-2, local_attention=2, hidden_activation="silu")],
     "nomic_bert": [{}, dict(head_dim=6, type_vocab_size=1), dict(layer_norm_eps=1e-2, rope_parameters=LINEAR)],
+    "deberta-v2": [dict(DEBERTA, norm_rel_ebd="layer_norm", share_att_key=True, position_buckets=8,
+                        position_biased_input=False), dict(DEBERTA, position_buckets=6, max_relative_positions=16,
+                                                           num_attention_heads=2, norm_rel_ebd="layer_norm"),
+                   dict(relative_attention=True, pos_att_type="c2p", type_vocab_size=2, max_relative_positions=10,
+                        hidden_act="gelu_new")],
+    "deberta": [dict(DEBERTA, position_biased_input=False), dict(pos_att_type=["c2p"]),
+                dict(relative_attention=True, pos_att_type="p2c", type_vocab_size=3, max_relative_positions=9,
+                     layer_norm_eps=1e-2)],
     "gemma3_text": [dict(use_bidirectional_attention=True, head_dim=8, num_key_value_heads=2, **more) for more in (
         dict(num_hidden_layers=7, sliding_window=6), dict(sliding_window=9, layer_types=[
             "sliding_attention", "full_attention", "sliding_attention"]), dict(sliding_window=2))]}
@@ -97,6 +106,13 @@ REFUSED = {
     "modernbert": [(dict(local_attention=1), "local_attention"), (dict(hidden_activation="relu"), "hidden_activation"),
                    (dict(layer_types=["full_attention"]), "layer_types")],
     "nomic_bert": [(dict(hidden_act="gelu"), "hidden_act")],
+    "deberta-v2": [(dict(conv_kernel_size=3), "conv_kernel_size' is 3"), (dict(embedding_size=16), "embedding_size"),
+                   (dict(attention_head_size=16), "attention_head_size"), (dict(position_buckets=1), "position_buckets"),
+                   (dict(max_relative_positions=5), "position_buckets' is 8"), (dict(norm_rel_ebd="x"), "norm_rel_ebd"),
+                   *((dict(pos_att_type=value), "pos_att_type") for value in (
+                       "p2p", ["c2p", "c2p"], "", 3, ["c2p", None], ["c2p", "p2c", "p2p"])),
+                   (dict(position_buckets=9), "expected|requires|shape")],
+    "deberta": [(dict(talking_head=True), "talking_head")],
     "gemma3_text": [(dict(use_bidirectional_attention=3), "use_bidirectional_attention")]}
 
 
@@ -126,7 +142,13 @@ def torch_gradients(model, ids, targets, folder, double):
     return placed.parameters(placed.data.astype(np.float64) / 2**40)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "gemma3_text"])
+def test_deberta_has_no_gradients(tmp_path):
+    their_model("deberta-v2", FAMILIES["deberta-v2"][0], 48).save_pretrained(tmp_path)
+    with pytest.raises(mha.MultiheadError, match="layer 0 has content-position terms, which supports forward calls only"):
+        ck.Transformer(tmp_path)(ids_of(49), ids_of(50) % 32)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind not in ("gemma3_text", "deberta", "deberta-v2")])
 def test_gradients(tmp_path, kind):
     """Layers that share a weight have a gradient each; torch has their sum."""
     model, ids = their_model(kind, FAMILIES[kind][0], 48), ids_of(49)

@@ -3,6 +3,7 @@ of other sizes, rejected folders; and the patches of images, against transformer
 import ctypes as C
 import io
 import json
+import struct
 import subprocess
 import zlib
 
@@ -405,8 +406,50 @@ def test_files():
         for other in image, image.convert("L"):
             data = encoded(other, "JPEG", **options)
             assert np.array_equal(read(data), np.array(Pil.open(io.BytesIO(data)).convert("RGB"))), options
-    wide = np.random.default_rng(3).integers(0, 1 << 16, (5, 7), np.uint16)
+    for options in {}, {"progressive": True}:
+        data = encoded(image.convert("CMYK"), "JPEG", **options)
+        assert np.array_equal(read(data), np.array(Pil.open(io.BytesIO(data)).convert("RGB")))
+    wide = np.random.default_rng(3).integers(0, 1 << 16, (5, 7), np.uint16)  # which Pillow clips at 255
     assert np.array_equal(read(encoded(Pil.fromarray(wide), "PNG"))[..., 1], wide >> 8)
+
+
+def test_kinds_of_png():
+    Pil, rng = pillow(), np.random.default_rng(11)
+    palette = chunk(b"PLTE", rng.bytes(3 * 16))
+    for colour, depth, channels in [(0, 1, 1), (0, 2, 1), (0, 4, 1), (2, 16, 3), (3, 1, 1), (3, 2, 1), (3, 4, 1), (4, 8, 2),
+                                    (4, 16, 2), (6, 16, 4)]:
+        rows = b"".join(b"\0" + rng.bytes((13 * channels * depth + 7) // 8) for _ in range(5))
+        clear = {0: chunk(b"tRNS", b"\0\1"), 2: chunk(b"tRNS", rng.bytes(6)), 3: chunk(b"tRNS", rng.bytes(2))}.get(colour, b"")
+        for more in {b"", clear}:
+            data = png(13, 5, rows, depth, colour, more=palette * (colour == 3) + more)
+            assert np.array_equal(read(data), np.array(Pil.open(io.BytesIO(data)).convert("RGB"))), (colour, depth, more)
+
+
+def exif(orientation, big, kind=3, first=8, more=(), size=None):
+    """A TIFF file with tags 0x10f, then 0x112, then `more`, at offset `first`."""
+    end = ">" if big else "<"
+    value = struct.pack(end + ("I" if kind == 4 else "HH"), *[orientation, 9][:1 if kind == 4 else 2])
+    tags = [(0x10F, 3, 1, bytes(4)), (0x112, kind, 1, value), *more]
+    data = (b"MM\0*" if big else b"II*\0") + struct.pack(end + "I", first) + bytes(first - 8)
+    data += struct.pack(end + "H", len(tags)) + b"".join(struct.pack(end + "HHI", *tag[:3]) + tag[3] for tag in tags)
+    return b"Exif\0\0" + (data + bytes(4))[:size]
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_orientation(form):
+    """As ImageOps.exif_transpose(), and damaged EXIF is ignored."""
+    Pil, ImageOps, image = pillow(), pytest.importorskip("PIL.ImageOps"), drawn()
+    for orientation in range(10):
+        for options in dict(big=True), dict(big=False), dict(big=True, kind=4), dict(big=False, first=20):
+            data = encoded(image, form, exif=exif(orientation, **options))
+            theirs = ImageOps.exif_transpose(Pil.open(io.BytesIO(data))).convert("RGB")
+            assert np.array_equal(read(data), np.array(theirs)), (orientation, options)
+            assert (read(data).shape[0] > read(data).shape[1]) == (not 5 <= orientation <= 8)
+    damaged = [exif(6, True, size=n) for n in range(33)] + [exif(6, False)[:10] + b"\xff" * 4 + bytes(20),
+                                                            b"Exif\0\0", exif(6, True, kind=7)]
+    for block in damaged:
+        data = encoded(image, form, exif=block)
+        assert np.array_equal(read(data), read(encoded(image, form))), block
 
 
 def chunk(kind, data, crc=None):
@@ -414,9 +457,9 @@ def chunk(kind, data, crc=None):
     return len(data).to_bytes(4) + body + (zlib.crc32(body) if crc is None else crc).to_bytes(4)
 
 
-def png(width, height, rows, depth=8, colour=2, crc=None):
+def png(width, height, rows, depth=8, colour=2, crc=None, more=b""):
     head = width.to_bytes(4) + height.to_bytes(4) + bytes([depth, colour, 0, 0, 0])
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows), crc) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + more + chunk(b"IDAT", zlib.compress(rows), crc) + chunk(b"IEND", b"")
 
 
 def test_hostile_files():
@@ -434,7 +477,7 @@ def test_hostile_files():
     jpeg = encoded(drawn(), "JPEG")
     for data, words in [
             (jpeg[:2] + b"\xff", "damaged JPEG"), (jpeg[:len(jpeg) // 2], "damaged JPEG"), (jpeg[:-2], "damaged JPEG"),
-            (encoded(drawn().convert("CMYK"), "JPEG"), "CMYK")]:
+            (jpeg.replace(b"\xff\xc0\0\x11\x08", b"\xff\xc0\0\x11\x0c"), "damaged JPEG")]:
         with pytest.raises(mha.MultiheadError, match=words):
             read(data)
     at = jpeg.index(b"\xff\xc0") + 5  # height and width

@@ -154,6 +154,19 @@ def marian(charsmap):
     return tok
 
 
+DEBERTA = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+
+
+def deberta(charsmap):
+    """DeBERTa 2 and 3, as transformers converts their SentencePiece models."""
+    tok = train(normalizers.Sequence([normalizers.Strip(), normalizers.Precompiled(charsmap),
+                                      normalizers.Replace(Regex(" {2,}"), " ")]),
+                pre_tokenizers.Sequence([metaspace()]), DEBERTA, "[UNK]")
+    tok.add_special_tokens(["[MASK]"])
+    tok.post_processor = template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 1), ("[SEP]", 2)])
+    return tok
+
+
 def with_bytes(charsmap):
     normalizer = normalizers.Sequence([normalizers.Strip(), normalizers.NFKC(), normalizers.Lowercase()])
     tok = train(normalizer, metaspace("first", split=False), NAMES, "<unk>", byte_fallback=True)
@@ -170,11 +183,11 @@ def accents(charsmap):
     return train(normalizer, words("first"), ["<unk>"], "<unk>")
 
 
-MAKERS = [xlm_roberta, t5, albert, marian, with_bytes, without_normalizer, accents]
+MAKERS = [xlm_roberta, t5, albert, marian, deberta, with_bytes, without_normalizer, accents]
 
 
 @pytest.fixture(scope="module", params=[(make, own) for make in MAKERS for own in (True, False)
-                                        if own or make in MAKERS[:4]],
+                                        if (make is not deberta if own else make in MAKERS[:5])],
                 ids=lambda p: p[0].__name__ + ("-own" if p[1] else "-nmt_nfkc"))
 def both(request, tmp_path_factory):
     make, own = request.param
@@ -192,7 +205,7 @@ def both(request, tmp_path_factory):
 def test_every_code_point(both, request):
     """Code points alone, between letters, before and after combining marks, and twice. The long
     tier tests all; otherwise, those of Unicode 14 are distributed over the tokenizers."""
-    turn = list(both[1].get_vocab()).index("<unk>") % 6
+    turn = list(both[1].get_vocab()).index("[UNK]" if both[1].token_to_id("[UNK]") else "<unk>") % 6
     form = "a{0}b 1{0}2 {0} e{0}\u0301 {0}a{0}\u094d{0}\n{0}{0}"
     points = CODE_POINTS if LONG else ASSIGNED[turn::6] if DEEP else ASSIGNED[(turn + SEED) % 48::48]
     step = 8192
@@ -256,6 +269,7 @@ def test_random_models(tmp_path):
 
 @pytest.mark.parametrize("make, kind, more", [
     (xlm_roberta, "XLMRobertaTokenizer", ["<mask>"]), (albert, "AlbertTokenizer", ["[MASK]"]),
+    (deberta, "DebertaV2Tokenizer", ["[MASK]"]),
     (t5, "T5Tokenizer", [f"<extra_id_{i}>" for i in range(99, -1, -1)])], ids=lambda p: getattr(p, "__name__", p))
 def test_folders_of_transformers(tmp_path, nmt_nfkc, make, kind, more):
     vocab = json.loads(make(nmt_nfkc).to_str())["model"]["vocab"]

@@ -217,6 +217,8 @@ HOSTILE = [
     ("bart", {"activation_function": "tanh"}, "activation_function 'tanh' is not supported"),
     ("bart", {"scale_embedding": 2}, "'scale_embedding' is neither"), ("bart", {"is_decoder": True}, "'is_decoder' is set"),
     ("bart", {"is_encoder_decoder": 1}, "'is_encoder_decoder' is neither"),
+    *((kind, {"is_encoder_decoder": False}, "'is_encoder_decoder' is false, but the weights have a decoder, '")
+      for kind in ("bart", "marian", "t5")),
     ("bart", {"normalize_before": True}, "'normalize_before' is set"),
     ("bart", {"tie_word_embeddings": "no"}, "'tie_word_embeddings' is neither"),
     ("bart", {"decoder_start_token_id": 97}, "'decoder_start_token_id' is not a token of 0..96"),
@@ -325,7 +327,7 @@ def program(*arguments):
 
 
 def test_the_program(folders, tmp_path):
-    """view shows all three kinds of maps, generate reads the encoder's text, and heads takes the encoder alone."""
+    """view shows all three kinds of maps and says which, generate reads the encoder's text."""
     folder, source, target = folders["t5"], "the cat sat", "a dog"
     model = multihead.Model(folder)
     encoder = multihead.Model(folder / "encoder")
@@ -336,6 +338,13 @@ def test_the_program(folders, tmp_path):
         done = program("view", folder, source, target, *more, "--npy", tmp_path / "maps.npy", "-o", tmp_path / "a.html")
         assert done.returncode == 0, done.stderr
         assert np.array_equal(np.load(tmp_path / "maps.npy"), np.stack(maps))
+        name, other = ("decoder self-attention", "target") if more else ("cross-attention", "source")
+        page = (tmp_path / "a.html").read_text()
+        assert f">{name}<" in page and f"{other} (attended to)" in page and "target (attending)" in page
+        done = program("view", folder, source, target, *more, "--json", "-")
+        assert json.loads(done.stdout)["source"]["attention"] == name and ("key_tokens" in done.stdout) == (not more)
+        done = program("view", folder, source, target, *more, "-q")
+        assert f"{name}; source: {source} | target: {target}" in done.stdout
     assert seen.tokens.ids[0] == 0 and seen.source.ids[0] != 0 and len(seen.tokens) == 1 + len(target)
     done = program("view", folder / "encoder", source, "--npy", tmp_path / "maps.npy", "-q")
     assert np.array_equal(np.load(tmp_path / "maps.npy"), encoder.attention(source).stack())
@@ -380,8 +389,145 @@ def test_the_texts_of_both_towers(tmp_path):
         assert model._prompt("") == [start]
 
 
+SOURCES = ["the cat sat; on the mat.", "a dog? no!", "it ran", "abcdefghij klmnop qrstuv"]
+TARGETS = ["die katze", "ein hund nein!", "es lief. und lief; weiter", "ab"]
+
+
+def cross_scores(net, pairs):
+    """Scores of cross-attention from the maps of transformers in float64; {name: [L,H]}."""
+    sums = {}
+
+    def add(name, of_row, chance):
+        had = sums.setdefault(name, [0, 0, 0])
+        sums[name] = [had[0] + of_row, had[1] + chance, had[2] + 1]
+
+    for source, target, ends in pairs:
+        maps = np.stack([x.numpy() for x in in_double(net, torch.tensor([source]), torch.tensor([target]))[4]])
+        T, S = maps.shape[2:]
+        ends = np.asarray(ends)
+        for t in range(T):
+            p = maps[:, :, t]
+            entropy = -(p * np.log(np.maximum(p, 1e-300))).sum(-1)
+            near = np.abs(np.arange(S) - t * (S - 1) / max(T - 1, 1)) <= 2 + 1e-9
+            for name, keys in (("first", [0]), ("last", [S - 1]), ("separator", np.flatnonzero(ends)),
+                               ("monotone", np.flatnonzero(near) if T > 1 else [])):
+                if 0 < len(keys) < S:
+                    add(name, p[..., keys].sum(-1), len(keys) / S)
+            add("sink", p[..., 0], 1 / S)
+            add("entropy", entropy, np.log(S))
+            add("evenness", entropy / np.log(S), 1)
+            add("confidence", p[..., ~ends].max(-1), 1 / S)
+            for o in range(-8, 9):
+                if 0 <= t + o < S:
+                    add(("offset", o), p[..., t + o], 1 / S)
+    found = {name: (value / rows, chance / rows, rows) for name, (value, chance, rows) in sums.items()}
+    offsets = [name for name in found if name[0] == "offset"]
+    most = max(found[name][2] for name in offsets)
+    usable = [found[name] for name in offsets if 2 * found[name][2] >= most]
+    corrected = np.stack([(value - chance) / (1 - chance) for value, chance, _ in usable])
+    found["diagonal"] = np.take_along_axis(np.stack([value for value, _, _ in usable]), corrected.argmax(0)[None], 0)[0], \
+        np.array([chance for _, chance, _ in usable])[corrected.argmax(0)], None
+    return {name: value for name, value in found.items() if name[0] != "offset"}
+
+
+UNDEFINED = ["previous", "next", "self", "near", "distance", "segment", "block", "cut", "duplicate", "induction",
+             "induction_mean", "induction_latest", "cosine", "negative", "random_induction"]
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian", "t5", "mt5"])
+def test_scores_of_cross_attention(tmp_path, kind):
+    net = net_of(kind)
+    net.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    model = multihead.Model(tmp_path)
+    read = [model.encoder.tokenize(text) for text in SOURCES]
+    marks = [np.isin(tokens.texts, list(".!?;")) for tokens in read]
+    wanted = cross_scores(net, [(s.ids.tolist(), model.tokenize(t).ids.tolist(), ends)
+                                for s, t, ends in zip(read, TARGETS, marks)])
+    found = model.heads(TARGETS, source=SOURCES)
+    assert found.texts == 4 and found.tokens == sum(map(len, read))
+    for name, (value, chance, rows) in wanted.items():
+        assert np.abs(found[name] - value).max() < 2e-6, name
+        assert np.abs(found.chance(name) - chance).max() < 1e-12, name
+        assert rows is None or (found.rows(name) == rows).all(), name
+    for name in UNDEFINED:
+        assert np.isnan(found[name]).all(), name
+    # the decoder's self-attention, and targets that the model writes
+    own = model.heads(TARGETS, source=SOURCES, attention="self")
+    maps = [model.attention(t, source=s).probabilities for s, t in zip(SOURCES, TARGETS)]
+    assert np.abs(own["previous"] - np.concatenate([
+        np.diagonal(np.stack(p), -1, 2, 3)[:, :, :].astype(float) for p in maps], -1).mean(-1)).max() < 1e-6
+    assert np.isnan(own["monotone"]).all() and own.tokens == sum(len(model.tokenize(t)) for t in TARGETS)
+    ids = model.start_tokens
+    logits = (decoder := model.decoder(source=SOURCES[0])).prefill(ids)
+    while len(ids) < 30 and int(logits.argmax()) not in model.end_tokens:
+        ids.append(int(logits.argmax()))
+        logits = decoder.step(ids[-1:])[0]
+    written = model.heads(None, source=SOURCES[0], max_tokens=30)
+    maps = np.stack(model.attention(ids, source=SOURCES[0], outputs="cross_probabilities").cross_probabilities)
+    assert (written.rows("sink") == len(ids)).all()
+    assert np.abs(written["sink"] - maps[..., 0].astype(float).mean(-1)).max() < 1e-6
+    # without a head of the first layer, later layers change
+    gated = model.heads(TARGETS, source=SOURCES, without="L0H1")
+    assert np.array_equal(gated["entropy"][0], found["entropy"][0]) and (gated["entropy"][1:] != found["entropy"][1:]).any()
+
+
+def test_heads_of_pairs(folders, tmp_path):
+    """The program's scores are those of the package; it writes missing targets, and says so in all its outputs."""
+    folder, pairs = folders["t5"], tmp_path / "pairs.tsv"
+    model = multihead.Model(folder)
+    pairs.write_text("".join(f"{s}\t{t}\n" for s, t in zip(SOURCES, TARGETS)))
+    for more, attention, name in (((), "cross", "cross-attention"), (("--self",), "self", "decoder self-attention")):
+        done = program("heads", folder, "--text", pairs, "--json", "-q", *more)
+        made, found = json.loads(done.stdout), model.heads(TARGETS, source=SOURCES, attention=attention)
+        assert made["source"]["attention"] == name and made["generated_targets"] == 0 and made["texts"] == 4
+        assert made["tokens"] == found.tokens and len(made["heads"]) == 12
+        for head in made["heads"]:
+            for score, value in head["scores"].items():
+                theirs = found[score][head["layer"], head["head"]]
+                assert value is None and np.isnan(theirs) or abs(value["value"] - theirs) < 1e-8, score
+            assert [role["role"] for role in head["roles"]] == [r.name for r in found.roles[head["layer"]][head["head"]]]
+        done = program("heads", folder, "--text", pairs, "-o", tmp_path / "heads.html", *more)
+        page = (tmp_path / "heads.html").read_text()
+        assert done.returncode == 0 and f">{name}<" in page and ("source tokens" in page) == (not more), done.stderr
+        assert program("heads", folder, "--text", pairs, "-q", *more).stdout.startswith(f"{folder.name}: {name}, 4 texts, ")
+    pairs.write_text("the cat sat\nit ran\t \nxy\tcd\n")
+    done = program("heads", folder, "--text", pairs, "--max-tokens", "30", "--json", "-o", tmp_path / "heads.html")
+    made, found = json.loads(done.stdout), model.heads(None, source=["the cat sat", "it ran"], max_tokens=30)
+    assert "2 of 3 texts without a target" in done.stderr and made["generated_targets"] == 2
+    assert "targets written by the model" in (tmp_path / "heads.html").read_text()
+    rows = made["heads"][0]["scores"]["entropy"]["rows"]
+    assert rows == found.rows("entropy")[0, 0] + len(model.tokenize("cd"))
+
+
+@pytest.mark.parametrize("kind, lines, more, error", [
+    ("bart", "a\tb\nc\td\te\n", (), "line 2: more than one tab"), ("bart", "\tb\n", (), "the text is empty"),
+    ("t5", "a\tb\n", ("--whole",), "--whole is not available for the heads of an encoder-decoder"),
+    ("t5", "a\tb\n", ("--cut", "20"), "--cut is not"), ("t5", "a\tb\n", ("--state", "x.state"), "--state is not"),
+    ("t5", "a\tb\n", ("--random", "3"), "--random is not"), ("t5", "a\tb\n", ("--clusters", "0.2"), "--clusters is not"),
+    ("t5", "a\tb\n", ("--pictures", "new"), "--pictures is not"), ("t5", "a\tb\n", ("--headvis", "new"), "--headvis is not"),
+    ("marian", None, (), "with a source, a tab and a target"), ("bart", "a\t" + "b" * 90 + "\n", (), "too many tokens"),
+    ("bart", "a" * 90 + "\n", (), "too many tokens")], ids=str)
+def test_wrong_pairs_are_named(folders, tmp_path, kind, lines, more, error):
+    (tmp_path / "pairs.tsv").write_text(lines or "")
+    given = ("--text", tmp_path / "pairs.tsv") if lines else ()
+    done = subprocess.run([PROGRAM, "heads", folders[kind], *map(str, given), *more], capture_output=True, text=True,
+                          check=False, cwd=tmp_path)
+    assert done.returncode in (2, 3, 4, 5) and error in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_wrong_pairs_of_the_package(folders):
+    model = multihead.Model(folders["marian"])
+    for call, error in ((lambda: model.heads("a"), "give source"), (lambda: model.heads("a", source=["a", "b"]), "2 texts"),
+                        (lambda: model.heads("a", source="b", attention="x"), "neither"),
+                        (lambda: model.heads([], source=[]), "at least one|expected 0"),
+                        (lambda: model.encoder.heads("a", source="b"), "has no encoder")):
+        with pytest.raises(ValueError, match=error):
+            call()
+
+
 @pytest.mark.parametrize("arguments, error", [
-    (("heads", "", "x"), "heads measures self-attention: give"), (("serve", ""), "an encoder-decoder needs two texts"),
+    (("serve", ""), "an encoder-decoder needs two texts"),
     (("generate", "", "--chat", "x"), "--chat: "), (("generate", ""), "give TEXT, which its encoder reads"),
     (("view", "", "x"), "takes two texts, a source and a target"), (("perplexity", "", "--text", __file__), "does not predict"),
     (("view", "encoder", "x", "--self"), "--self: "), (("generate", "encoder", "x"), "does not predict the next token"),

@@ -200,7 +200,7 @@ def test_release_has_the_bits_of_this_build(release, arch, request, tmp_path):
         f"-I{ROOT}/tests", f"-I{ROOT}/include", ROOT / "tests/bits/digest.c", ROOT / "tests/support/rng.c",
         library, f"-Wl,-rpath,{library.parent}", "-lm", "-o", there,
         env=os.environ | {f"ZIG_{kind}_CACHE_DIR": str(tmp_path / "zig") for kind in ("LOCAL", "GLOBAL")})
-    fused = [isa for isa in ("avx2", "avx512", "neon") if subprocess.run(
+    fused = [isa for isa in ("avx2", "avx512", "amx", "neon") if subprocess.run(
         [here, isa], capture_output=True).returncode == 0]
     pairs = [("portable", "portable")]
     if arch == platform.machine():

@@ -108,6 +108,10 @@ static bool is_target(const map *m, mha_head_measure which, int64_t t, int64_t j
     case MHA_MEASURE_FIRST: return j == 0;
     case MHA_MEASURE_SEPARATOR: return is_set(x->separators, j);
     case MHA_MEASURE_RARE: return x->ranks && is_word(m, j) && x->ranks[j] == largest_rank(m);
+    case MHA_MEASURE_LAST: return across(m) && j == m->S - 1;
+    case MHA_MEASURE_MONOTONE: /* within two keys of the same relative place */
+        return across(m) && m->T > 1 &&
+               llabs(j * (m->T - 1) - t * (m->S - 1)) <= REF_HEAD_NEAR * (m->T - 1);
     default: break;
     }
     if (i < 0) return false;
@@ -231,7 +235,7 @@ static void add_cosine(const map *m, int64_t t, ref_head *head)
 
 static void add_offsets(const map *m, int64_t t, ref_head *head)
 {
-    const int64_t i = own(m, t), keys = count_keys(m, t);
+    const int64_t i = across(m) ? t + m->text->q_offset : own(m, t), keys = count_keys(m, t);
     int64_t best = -1;
     for (int64_t j = 0; j < m->S; j++)
         if (at(m, t, j) > 0 && (best < 0 || at(m, t, j) > at(m, t, best))) best = j;
@@ -395,8 +399,7 @@ static void add_whole(const map *m, ref_head *head)
     add_rarest(m, list, count, head);
     add_cut(m, head);
     for (int f = MHA_MEASURE_FAMILY_DIAGONAL; f <= MHA_MEASURE_FAMILY_BLOCK; f++)
-        if (f != MHA_MEASURE_FAMILY_DIAGONAL || !across(m))
-            add_family(m, (mha_head_measure)f, rows, head);
+        add_family(m, (mha_head_measure)f, rows, head);
     add(&head->sum[MHA_MEASURE_HORIZONTAL], 2 * sharp > rows ? (double)broad / (double)rows : 0, 0,
         rows);
 }

@@ -27,15 +27,24 @@ static mha_context *make_context(mha_isa isa, int num_threads, const char *name)
     abort();
 }
 
+/* amx has the kernels of avx512, and others for int8 products, which tests/kernels compares. */
+static mha_isa with_tiles(mha_isa isa)
+{
+    return isa == MHA_ISA_AVX512 && mha_isa_available(MHA_ISA_AMX) ? MHA_ISA_AMX : isa;
+}
+
 machines machines_make(int num_threads)
 {
     if (num_threads < 0 || num_threads > MOST_THREADS) abort();
     machines all = made[num_threads];
     if (all.count > 0) return all;
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
-        if (wanted[i].isa == MHA_ISA_AUTO || !mha_isa_available(wanted[i].isa)) continue;
-        all.each[all.count++] = (machine){make_context(wanted[i].isa, num_threads, wanted[i].name),
-                                          wanted[i].path, wanted[i].isa, wanted[i].name};
+        if (wanted[i].isa == MHA_ISA_AUTO || wanted[i].isa == MHA_ISA_AMX ||
+            !mha_isa_available(wanted[i].isa))
+            continue;
+        all.each[all.count++] =
+            (machine){make_context(with_tiles(wanted[i].isa), num_threads, wanted[i].name),
+                      wanted[i].path, wanted[i].isa, wanted[i].name};
     }
     return made[num_threads] = all;
 }

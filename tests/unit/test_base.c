@@ -225,7 +225,7 @@ static void instruction_sets(void)
     assert_false(mha_isa_available((mha_isa)77));
     assert_string_equal(mha_isa_name(MHA_ISA_AVX512), "avx512");
     assert_string_equal(mha_isa_name((mha_isa)77), "?");
-    for (int isa = MHA_ISA_PORTABLE; isa <= MHA_ISA_AVX512; isa++) {
+    for (int isa = MHA_ISA_PORTABLE; isa <= MHA_ISA_AMX; isa++) {
         mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 1, .isa = (mha_isa)isa};
         mha_context *context = NULL;
         mha_status status = mha_context_create(&desc, &context);

@@ -335,9 +335,17 @@ static void misuse_is_refused(void)
                  "transformer");
     expect_error(mha_head_pass_run(context, e->t, NULL, NULL, &pass), MHA_ERR_NULL, "input");
     expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, NULL), MHA_ERR_NULL, "pass");
-    pass.flags = 2;
+    pass.flags = 4;
     expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_UNSUPPORTED,
-                 "flags 0x2");
+                 "flags 0x4");
+    pass.flags = MHA_HEAD_PASS_CROSS;
+    expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_ARGUMENT,
+                 "no distances");
+    mha_head_distances *const *distances = pass.distances;
+    pass.distances = NULL;
+    expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_ARGUMENT,
+                 "requires a transformer with cross-attention");
+    pass.distances = distances;
     pass.flags = MHA_HEAD_PASS_OWN_LAYERS; /* all of them */
     e->text.keys = MOST_T + 1;
     expect_error(mha_head_pass_run(context, e->t, &e->input, &e->text, &pass), MHA_ERR_ARGUMENT,

@@ -81,7 +81,7 @@ static void test_texts(void)
     REFUSE(MHA_ERR_ARGUMENT, "-1 queries and -1 keys", x.queries = x.keys = -1);
     REFUSE(MHA_ERR_SIZE, "9223372036854775807 queries", x.queries = x.keys = INT64_MAX);
     REFUSE(MHA_ERR_UNSUPPORTED, "flags 0x100000", x.flags = 1u << 20);
-    REFUSE(MHA_ERR_ARGUMENT, "has no positions", x.flags |= MHA_HEADS_CROSS);
+    REFUSE(MHA_ERR_ARGUMENT, "has no masks", x.flags |= MHA_HEADS_CROSS);
     REFUSE(MHA_ERR_ARGUMENT, "MHA_HEADS_WINDOW", x.left_keys = 2);
     REFUSE(MHA_ERR_ARGUMENT, "left_keys -2", x.flags |= MHA_HEADS_WINDOW, x.left_keys = -2);
     REFUSE(MHA_ERR_ARGUMENT, "words[1] is 2", x.words = words);

@@ -212,7 +212,8 @@ static void test_config_fields(void)
         {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a string"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
          "model_type 'parrot' is not known; known: bert, roberta, electra, distilbert, "
-         "xlm-roberta, albert, mpnet, modernbert, nomic_bert, gpt2, gpt_neox, llama, mistral, "
+         "xlm-roberta, albert, mpnet, modernbert, nomic_bert, deberta, deberta-v2, gpt2, gpt_neox, "
+         "llama, mistral, "
          "mixtral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
          "qwen3_next, qwen3_5_text, qwen3_5, lfm2, qwen3_moe, qwen3_5_moe_text, qwen3_5_moe, "
          "olmoe, lfm2_moe, smollm3, stablelm, glm4, olmo2, olmo3, olmo_hybrid, bamba, "
@@ -257,8 +258,8 @@ static void test_config_fields(void)
         {"hidden_act", "\"hidden_act\": \"gelu_new\"", MHA_ERR_UNSUPPORTED,
          "hidden_act 'gelu_new' is not supported; known: gelu, relu"},
         {"hidden_act", "\"hidden_act\": {}", MHA_ERR_MODEL, "not a string"},
-        {"position_embedding_type", "\"position_embedding_type\": \"relative_key\"",
-         MHA_ERR_UNSUPPORTED, "'relative_key' is not supported; known: absolute"},
+        {"position_embedding_type", "\"position_embedding_type\": \"rotary\"", MHA_ERR_UNSUPPORTED,
+         "'rotary' is not supported; known: absolute, relative_key, relative_key_query"},
         {"is_decoder", "\"is_decoder\": true", MHA_ERR_UNSUPPORTED, "'is_decoder' is set"},
         {"quantization_config", "\"quantization_config\": {\"bits\": 4}", MHA_ERR_UNSUPPORTED,
          "'quantization_config' is set"},

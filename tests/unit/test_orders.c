@@ -132,7 +132,7 @@ static void linear_layers(void)
     static const int64_t inputs[] = {1, 7, 127, 128, 129, 256, 800};
     static const char *const l2_kib[] = {"1", "64", "2048"};
     for (int i = 0; i < 3; i++)
-        for (int isa = MHA_ISA_PORTABLE; isa <= MHA_ISA_AVX512; isa++) {
+        for (int isa = MHA_ISA_PORTABLE; isa <= MHA_ISA_AMX; isa++) {
             mha_context_desc desc = {
                 .struct_size = sizeof desc, .num_threads = 1, .isa = (mha_isa)isa};
             mha_context *context;

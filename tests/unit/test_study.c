@@ -711,6 +711,89 @@ static void generate_from(mha_model *model, const mha_tokens *source, const mha_
     assert_int_equal(mha_model_suppressed_tokens(encoder, true, NULL), 0);
 }
 
+/* The scores of an encoder-decoder are those of its maps [L,H,T,keys]. */
+static void scores_of_towers(mha_model *model, const mha_tokens *target, const mha_tokens *source,
+                             float *maps, uint32_t flags)
+{
+    const bool cross = flags & MHA_STUDY_CROSS;
+    const mha_tokens *keys = cross ? source : target;
+    const int64_t heads[L] = {H, H}, size = H * target->count * keys->count;
+    int64_t ids[8], ranks[8];
+    const mha_study_desc how = {.struct_size = sizeof how, .flags = flags};
+    const mha_study_visit visit = {.struct_size = sizeof visit, .source = source};
+    const mha_study_visit *visits[] = {&visit};
+    mha_study *study = NULL;
+    mha_head_measures *by_hand = NULL;
+    expect_ok(mha_study_create(context, model, &how, &study));
+    expect_ok(mha_study_measure(study, target, 1, visits, 3));
+    const mha_study_found *found = mha_study_results(study);
+    assert_null(found->random);
+    assert_int_equal(found->token_count, keys->count);
+    for (int64_t i = 0; i < keys->count; i++)
+        ids[i] = keys->ids[i], ranks[i] = found->ranks[keys->ids[i]];
+    const mha_head_measures_desc desc = {
+        .struct_size = sizeof desc, .layers = L, .heads = heads, .rare_rank = 1};
+    const mha_heads_text text = {.struct_size = sizeof text,
+                                 .flags = cross ? MHA_HEADS_CROSS : MHA_HEADS_CAUSAL,
+                                 .queries = target->count,
+                                 .keys = keys->count,
+                                 .ids = ids,
+                                 .ranks = ranks,
+                                 .separators = keys->separators,
+                                 .special = keys->special,
+                                 .segments = keys->sentences};
+    expect_ok(mha_head_measures_create(context, &desc, &by_hand));
+    expect_ok(mha_head_measures_begin(by_hand, &text));
+    for (int64_t l = 0; l < L; l++) {
+        const mha_tensor p = mha_tensor_contiguous(maps + l * size, MHA_F32, 3,
+                                                   (int64_t[]){H, target->count, keys->count});
+        expect_ok(mha_head_measures_rows(by_hand, l, 0, &p));
+    }
+    expect_ok(mha_head_measures_end(by_hand));
+    for (int64_t i = 0; i < L * H; i++)
+        for (int n = 0; n < MHA_MEASURES; n++) {
+            const mha_head_score a = mha_study_score(found, i / H, i % H, n),
+                                 b = mha_head_measures_score(by_hand, i / H, i % H,
+                                                             (mha_head_measure)n);
+            if (n == MHA_MEASURE_COSINE && !cross) continue; /* needs inputs, which maps lack */
+            assert_true(a.value == b.value && a.chance == b.chance && a.rows == b.rows);
+        }
+    assert_int_equal(mha_study_score(found, 0, 0, MHA_MEASURE_LAST).rows > 0, cross);
+    mha_head_measures_destroy(by_hand);
+    mha_study_destroy(study);
+}
+
+static void study_misuse(mha_model *model, const mha_tokens *target, const mha_tokens *source)
+{
+    mha_study *study = NULL;
+    const char *name = "a";
+    const mha_study_state state = {.struct_size = sizeof state, .name = "x"};
+    const mha_study_visit none = {.struct_size = sizeof none},
+                          with = {.struct_size = sizeof with, .source = source};
+    const mha_study_visit *visits[] = {&none};
+    mha_study_desc how = {.struct_size = sizeof how, .flags = MHA_STUDY_CROSS};
+#define CREATE(of) mha_study_create(context, of, &how, &study)
+    expect_error(CREATE(mha_model_encoder(model)), MHA_ERR_UNSUPPORTED, "an encoder-decoder");
+    expect_spoiled(how, CREATE(model), MHA_ERR_UNSUPPORTED, "no distances",
+                   how.flags |= MHA_STUDY_DISTANCES);
+    expect_spoiled(how, CREATE(model), MHA_ERR_UNSUPPORTED, "no gold links", how.relations = &name,
+                   how.relation_count = 1);
+    expect_spoiled(how, CREATE(model), MHA_ERR_UNSUPPORTED, "without a state", how.state = &state);
+    expect_spoiled(how, CREATE(model), MHA_ERR_UNSUPPORTED, "with all layers",
+                   how.flags = MHA_STUDY_OWN_LAYERS);
+    expect_ok(CREATE(model));
+    expect_error(mha_study_measure(study, target, 1, NULL, 0), MHA_ERR_ARGUMENT, "the source of");
+    expect_error(mha_study_measure(study, target, 1, visits, 0), MHA_ERR_ARGUMENT, "the source of");
+    mha_study_destroy(study);
+    how.flags = 0;
+    expect_ok(CREATE(mha_model_encoder(model)));
+    visits[0] = &with;
+    expect_error(mha_study_measure(study, source, 1, visits, 0), MHA_ERR_ARGUMENT,
+                 "without an encoder");
+    mha_study_destroy(study);
+#undef CREATE
+}
+
 /* The cross-attention of an encoder-decoder's active heads equals two direct runs. */
 static void maps_of_an_encoder_decoder(void)
 {
@@ -743,7 +826,8 @@ static void maps_of_an_encoder_decoder(void)
     assert_memory_equal(maps.layer[0] + T * S, all + T * S, T * S * sizeof *all);
     assert_null(maps.layer[1]);
     assert_int_equal(maps.cols.count, S);
-    assert_false(maps.flags & MHA_MAPS_SAME);
+    assert_int_equal(maps.flags, MHA_MAPS_CROSS);
+    assert_string_equal(mha_maps_attention(&maps), "cross-attention");
     mha_maps_free(&maps);
     static float own[L * H * T * T];
     const mha_tensor self = mha_tensor_contiguous(own, MHA_F32, 5, (int64_t[]){L, 1, H, T, T});
@@ -753,8 +837,12 @@ static void maps_of_an_encoder_decoder(void)
     maps = maps_of(model, &desc);
     assert_memory_equal(maps.layer[0] + T * T, own + T * T, T * T * sizeof *own);
     assert_int_equal(maps.cols.count, T);
-    assert_int_equal(maps.flags, MHA_MAPS_SAME | MHA_MAPS_CAUSAL);
+    assert_int_equal(maps.flags, MHA_MAPS_SAME | MHA_MAPS_CAUSAL | MHA_MAPS_DECODER);
+    assert_string_equal(mha_maps_attention(&maps), "decoder self-attention");
     mha_maps_free(&maps);
+    scores_of_towers(model, &target, &source, all, MHA_STUDY_CROSS);
+    scores_of_towers(model, &target, &source, own, 0);
+    study_misuse(model, &target, &source);
     generate_from(model, &source, &memory, &target);
     desc.source = NULL;
     expect_error(mha_maps_run(context, model, &desc, &maps), MHA_ERR_UNSUPPORTED, "source");

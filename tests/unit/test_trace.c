@@ -268,6 +268,40 @@ static void every_step_follows(void)
     assert_true(mixed > 0);
 }
 
+/* The row of a bias that has a row for each token. */
+static void content_position_terms_are_a_bias(void)
+{
+    static small_model m;
+    mha_layer_desc layers[2];
+    mha_trials *trials = NULL;
+    const mha_trials_options how = {.struct_size = sizeof how, .most_bytes = 1e9};
+    const mha_trial run = {.struct_size = sizeof run, .tokens = m.ids, .count = SMALL_T};
+    rng r = rng_make(7, 90);
+    for (int i = 0; i < 2; i++)
+        layers[i] =
+            (mha_layer_desc){.struct_size = sizeof *layers,
+                             .flags = MHA_LAYER_CONTENT_TO_POSITION | MHA_LAYER_POSITION_TO_CONTENT,
+                             .relative_rows = 2 * SMALL_T};
+    m.desc = (mha_transformer_desc){.struct_size = sizeof m.desc,
+                                    .flags = MHA_TRANSFORMER_NO_OUTPUT,
+                                    .vocab_size = 20,
+                                    .max_length = SMALL_T,
+                                    .embed_dim = 16,
+                                    .num_layers = 2,
+                                    .num_heads = 4,
+                                    .ff_dim = 12,
+                                    .norm = MHA_NORM_LAYER,
+                                    .layers = layers};
+    m.T = SMALL_T;
+    m.t = random_transformer(context, &r, &m.desc);
+    fixed_tokens(m.ids, 1, SMALL_T, 20);
+    expect_ok(mha_trials_create(context, m.t, &how, &trials));
+    for (int64_t row = 0; row < SMALL_T; row += 3)
+        trace_one(&m, trials, &run, (mha_trial_head){1, row % 4}, row, -1);
+    mha_trials_destroy(trials);
+    mha_transformer_destroy(m.t);
+}
+
 static void misuse_of_traces(void)
 {
     rng r = rng_make(5, 89);
@@ -338,5 +372,6 @@ static void other_mixers_are_refused(void)
     }
 }
 
-RUN_TESTS_BETWEEN(context_begin, NULL, TEST(every_step_follows), TEST(misuse_of_traces),
+RUN_TESTS_BETWEEN(context_begin, NULL, TEST(every_step_follows),
+                  TEST(content_position_terms_are_a_bias), TEST(misuse_of_traces),
                   TEST(other_mixers_are_refused))

@@ -195,3 +195,35 @@ def measure_heads(model: Model, texts: Sequence[str], random: int, max_tokens: i
             models.mha_study_destroy(study)
             for tokens in read:
                 models.mha_tokens_free(C.byref(tokens))
+
+
+def measure_towers(model: Model, sources: Sequence[str], targets: Sequence[str] | None, attention: str, max_tokens: int,
+                   flags: list[str], context: Context, gates: np.ndarray[Any, Any] | None) -> HeadScores:
+    """`measure_heads` of an encoder-decoder. targets None: those that the model writes."""
+    if attention not in ("cross", "self"):
+        raise ValueError(f'attention: {attention!r} is neither "cross" nor "self"')
+    if not sources or targets is not None and len(targets) != len(sources):
+        raise ValueError(f"source: {len(sources)} texts, expected {'at least one' if targets is None else len(targets)}")
+    models, study = model_library(), C.c_void_p()
+    read, made = (_abi.Tokens * len(sources))(), (_abi.Tokens * len(sources))()
+    visits = [_abi.StudyVisit(source=C.pointer(tokens)) for tokens in read]
+    desc = _abi.StudyDesc(gates=None if gates is None else _tensor.pointer(gates),
+                          flags=_abi.STUDY["cross"] if attention == "cross" else 0)
+    with context as handle:
+        try:
+            for number, text in enumerate(sources):
+                read[number] = read_raw(C.c_void_p(model._encoder), text, None, max_tokens, *flags)
+                if targets is not None:
+                    made[number] = read_raw(model._handle, targets[number], None, max_tokens, *flags)
+                else:
+                    made[number] = _abi.Tokens()
+                    check(models.mha_tokens_generate(handle, model._handle, C.byref(read[number]), max_tokens,
+                                                     C.byref(made[number])))
+            check(models.mha_study_create(handle, model._handle, C.byref(desc), C.byref(study)))
+            listed = (C.POINTER(_abi.StudyVisit) * len(visits))(*map(C.pointer, visits))
+            check(models.mha_study_measure(study, made, len(sources), listed, 0))
+            return _scores(model, models.mha_study_results(study))
+        finally:
+            models.mha_study_destroy(study)
+            for tokens in (*read, *made):
+                models.mha_tokens_free(C.byref(tokens))

@@ -199,7 +199,7 @@ class Context:
 
         threads  number of threads; 0: the environment variable MHA_THREADS, else the number of processors that the
                  process may use
-        isa      "auto", "portable", "neon", "avx2" or "avx512"; auto is the best available, limited by the environment
+        isa      "auto", "portable", "neon", "avx2", "avx512" or "amx"; auto is the best available, limited by the environment
                  variable MHA_ISA
 
     Several threads may share a context; their calls then wait for each other. A context remains usable after a fork.

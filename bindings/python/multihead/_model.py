@@ -15,7 +15,7 @@ from . import _abi, _tensor
 from ._audio import audio_input_of, encode_audio
 from ._call import integer, real, truth, unknown_option
 from ._decoder import Decoder, DecoderOptions, Generation, describe
-from ._heads import HeadScores, measure_heads
+from ._heads import HeadScores, measure_heads, measure_towers
 from ._library import (Context, Unsupported, check, default_context, file_name, library,
                        model_library, value_of)
 from ._tokens import Tokens, Writer, label, read, utf8
@@ -537,22 +537,31 @@ class Model:
         rows: Floats = logits[0]
         return rows
 
-    def heads(self, texts: str | Iterable[str], *, random: int = 10, max_tokens: int | None = None,
-              truncate: bool = False, without: Iterable[str | tuple[int, int]] = (),
-              context: Context | None = None) -> HeadScores:
+    def heads(self, texts: str | Iterable[str] | None, *, source: str | Iterable[str] | None = None,
+              attention: str = "cross", random: int = 10, max_tokens: int | None = None, truncate: bool = False,
+              without: Iterable[str | tuple[int, int]] = (), context: Context | None = None) -> HeadScores:
         """Score every head over texts. The numbers are those of `multihead heads`.
 
-            texts   one text or several; may be empty if random is not 0
+            texts   one text or several; may be empty if random is not 0. None: those that an encoder-decoder writes
+            source  of an encoder-decoder: the encoder's text for each of them
+            attention  of an encoder-decoder: "cross", or "self" for the decoder's self-attention
             random  number of sequences of repeated random tokens, which detect induction heads (Olsson et al. 2022) and
                     duplicate-token heads
             without heads whose output becomes 0, as for `logits`; the scores of later heads show the effect
 
         Each score has a chance level and the number of rows that it averages.
         """
-        several = [texts] if isinstance(texts, str) else list(texts)
+        several = [texts] if isinstance(texts, str) else None if texts is None else list(texts)
         limit, *flags = self._limit(max_tokens, truncate)
-        return measure_heads(self, several, integer(random, "random"), limit, flags, context or default_context(),
-                             self._gates(without))
+        gates = self._gates(without)
+        if self._encoder:
+            if source is None:
+                raise ValueError(f"{self.name}: an encoder-decoder needs the text of its encoder: give source")
+            sources = [source] if isinstance(source, str) else list(source)
+            return measure_towers(self, sources, several, attention, limit, flags, context or default_context(), gates)
+        if source is not None or several is None:
+            raise ValueError(f"source: {self.name} has no encoder" if several is not None else "texts: there is none")
+        return measure_heads(self, several, integer(random, "random"), limit, flags, context or default_context(), gates)
 
     # ---- Generation ------------------------------------------------------------------------------
 

@@ -167,33 +167,47 @@ static __attribute__((noinline)) void int8_linear_block(int rows, const int8_str
 _Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
 /* Accumulates the outputs of a strip in a local buffer, because rows in memory may be pages
- * apart. */
-static void int8_strip_rows(const mhai_int8_product *p, int64_t row, int rows)
+ * apart. `block` computes `cols` columns. */
+static void int8_strip_rows(const mhai_int8_product *p, int64_t row, int rows,
+                            void (*block)(int rows, const int8_strip *t), int cols)
 {
-    _Alignas(64) float y[BLOCK_ROWS][MHAI_PANEL];
+    _Alignas(64) float y[MHAI_MAX_ROWS][MHAI_PANEL];
     for (int r = 0; r < rows; r++)
         for (int64_t i = 0; i < MHAI_PANEL; i += VF_LANES)
             vf_store(y[r] + i,
                      i < p->cols ? vf_load_n(p->from + (row + r) * p->from_stride + i, p->cols - i)
                                  : vf_zero());
-    for (int lane = 0; lane < MHAI_PANEL; lane += BLOCK_COLS)
-        int8_linear_block(rows, &(int8_strip){.w = p->w,
-                                              .inputs = p->inputs,
-                                              .lane = lane,
-                                              .x = p->x + row * ROW_STRIDE,
-                                              .blocks = p->blocks + row * MHAI_INT8_BLOCKS,
-                                              .y = y});
+    for (int lane = 0; lane < MHAI_PANEL; lane += cols)
+        block(rows, &(int8_strip){.w = p->w,
+                                  .inputs = p->inputs,
+                                  .lane = lane,
+                                  .x = p->x + row * ROW_STRIDE,
+                                  .blocks = p->blocks + row * MHAI_INT8_BLOCKS,
+                                  .y = y});
     for (int r = 0; r < rows; r++)
         for (int64_t i = 0; i < p->cols; i += VF_LANES)
             vf_store_n(p->out + (row + r) * p->out_stride + i, p->cols - i, vf_load(y[r] + i));
 }
 
+#ifdef MHAI_SIMD_TILES_H
+#include "kernels/tmpl/int8_tiles_tmpl.c"
+enum { STRIP_ROWS = TILE_STRIPS * TILE_ROWS_MOST };
+#else
+enum { STRIP_ROWS = BLOCK_ROWS };
+#endif
+
 static void int8_product(const mhai_int8_product *p)
 {
+#ifdef MHAI_SIMD_TILES_H
+    if (p->rows >= TILE_ROWS_LEAST) {
+        int8_tile_product(p);
+        return;
+    }
+#endif
     for (int64_t row = 0, rows; row < p->rows; row += rows) {
         rows =
             block_rows((int)(p->rows - row < 2 * BLOCK_ROWS ? p->rows - row : 2 * BLOCK_ROWS + 1));
-        int8_strip_rows(p, row, (int)rows);
+        int8_strip_rows(p, row, (int)rows, int8_linear_block, BLOCK_COLS);
     }
 }
 
@@ -203,7 +217,7 @@ extern const mhai_int8_kernels TABLE(MHAI_ISA_SUFFIX);
 const mhai_int8_kernels TABLE(MHAI_ISA_SUFFIX) = {
     .group = GROUP,
     .row_stride = ROW_STRIDE,
-    .strip_rows = BLOCK_ROWS,
+    .strip_rows = STRIP_ROWS,
 #define MHAI_KERNEL(name, arguments) .name = name,
 #include "kernels/int8.inc"
 #undef MHAI_KERNEL

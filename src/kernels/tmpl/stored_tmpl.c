@@ -132,3 +132,56 @@ static void gemm_stored(const mhai_gemm_stored *s)
                                       .column = column});
     }
 }
+
+/* ---- one row and coded weights --------------------------------------------------------------- */
+
+enum { CODED_VECTORS = 4 };
+
+/* Each weight is decoded as in pack_coded, and multiplied at once. */
+ALWAYS_INLINE void coded_run(int run, const float *x, const mha_coded *const *rows, int64_t column,
+                             int64_t lane, vf sum[CODED_VECTORS])
+{
+    const float *fours[CODED_VECTORS];
+    vf scale[CODED_VECTORS], offset[CODED_VECTORS];
+    UNROLL for (int j = 0; j < CODED_VECTORS; j++)
+    {
+        const mha_coded *w = rows[(lane + j * VF_LANES) / MHAI_PANEL];
+        const int64_t at = (lane + j * VF_LANES) % MHAI_PANEL;
+        fours[j] = (const float *)(const void *)w->number[column / 4][at];
+        scale[j] = vf_mul(vf_load(w->scale[column / run] + at), vf_set1(0x1p-24f));
+        offset[j] = vf_load(w->offset[column / run] + at);
+    }
+    for (int i = 0; i < run; i += 4) {
+        vf four[CODED_VECTORS];
+        UNROLL for (int j = 0; j < CODED_VECTORS; j++) four[j] =
+            vf_load(fours[j] + i / 4 * MHA_CODED_ROWS);
+        UNROLL for (int k = 0; k < 4; k++) UNROLL for (int j = 0; j < CODED_VECTORS; j++) sum[j] =
+            vf_fma(vf_load1(x + i + k), vf_fma(vf_byte(four[j], k), scale[j], offset[j]), sum[j]);
+    }
+}
+
+ALWAYS_INLINE void coded_lanes(int run, const mhai_gemm *g, const mha_coded *const *rows,
+                               int64_t column, int64_t lane)
+{
+    vf sum[CODED_VECTORS];
+    UNROLL for (int j = 0; j < CODED_VECTORS; j++) sum[j] = vf_zero();
+    for (int64_t i = 0; i < g->inner; i += run)
+        coded_run(run, g->x + i, rows, column + i, lane, sum);
+    UNROLL for (int j = 0; j < CODED_VECTORS; j++)
+    {
+        const int64_t at = lane + j * VF_LANES;
+        const vf start = !g->first ? vf_load(g->out + at)
+                         : g->bias ? vf_load(g->bias + at)
+                                   : vf_zero();
+        vf_store(g->out + at, vf_add(start, sum[j]));
+    }
+}
+
+static void gemm_coded(const mhai_gemm *g, const mha_coded *const *rows, int64_t column)
+{
+    for (int64_t lane = 0; lane < g->cols; lane += CODED_VECTORS * VF_LANES)
+        if (rows[0]->run == 16)
+            coded_lanes(16, g, rows, column, lane);
+        else
+            coded_lanes(32, g, rows, column, lane);
+}

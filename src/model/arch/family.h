@@ -173,7 +173,7 @@ typedef struct mhai_family {
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
     X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert)   \
-    X(nomic_bert) X(gpt2) X(gpt_neox) X(llama) X(mistral)                                         \
+    X(nomic_bert) X(deberta) X(deberta_v2) X(gpt2) X(gpt_neox) X(llama) X(mistral)                \
     X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
     X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
     X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
@@ -251,6 +251,25 @@ MHA_NODISCARD mha_status mhai_read_activation(const mhai_config *config, const c
 extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
+
+/* Shared by DeBERTa 1 to 3 (deberta.c), without logarithmic buckets. */
+#define MHAI_DEBERTA_NAMES                                              \
+    MHAI_NAME("embed_tokens", "embeddings.word_embeddings"),            \
+        MHAI_NAME("embed_positions", "embeddings.position_embeddings"), \
+        MHAI_NAME("embed_types", "embeddings.token_type_embeddings"),   \
+        MHAI_NAME("embed_norm", "embeddings.LayerNorm"),                \
+        MHAI_NAME("embed_relative", "encoder.rel_embeddings"),          \
+        MHAI_NAME("relative_norm", "encoder.LayerNorm"),                \
+        MHAI_NAME("self_attn.o_proj", "attention.output.dense"),        \
+        MHAI_NAME("self_attn_norm", "attention.output.LayerNorm"),      \
+        MHAI_NAME("mlp.up_proj", "intermediate.dense"),                 \
+        MHAI_NAME("mlp.down_proj", "output.dense"), MHAI_NAME("mlp_norm", "output.LayerNorm")
+#define MHAI_DEBERTA_FILES(type)                                                              \
+    .model_type = type, .keys = &mhai_usual_keys,                                             \
+    .shape = MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS, .layers = "encoder.layer.", \
+    .prefix = "deberta.", .names = names, .old_norms = true
+MHA_NODISCARD mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *family,
+                                           mhai_family_plan *plan);
 
 /* Begin positions after that of the padding token, which all padding has. */
 MHA_NODISCARD mha_status mhai_skip_padding(const mhai_config *config, int64_t padding,

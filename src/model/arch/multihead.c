@@ -31,7 +31,8 @@ static const struct {
              {"no_input_norm", MHA_TRANSFORMER_NO_INPUT_NORM},
              {"no_norm_bias", MHA_TRANSFORMER_NO_NORM_BIAS},
              {"one_norm", MHA_TRANSFORMER_ONE_NORM},
-             {"logit_bias", MHA_TRANSFORMER_LOGIT_BIAS}};
+             {"logit_bias", MHA_TRANSFORMER_LOGIT_BIAS},
+             {"relative_norm", MHA_TRANSFORMER_RELATIVE_NORM}};
 
 enum { FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -81,7 +82,11 @@ static const struct {
                    {"output_gate", MHA_LAYER_OUTPUT_GATE},
                    {"branch_norm", MHA_LAYER_BRANCH_NORM},
                    {"no_feed_forward", MHA_LAYER_NO_FEED_FORWARD},
-                   {"no_attention_norm", MHA_LAYER_NO_ATTENTION_NORM}};
+                   {"no_attention_norm", MHA_LAYER_NO_ATTENTION_NORM},
+                   {"content_to_position", MHA_LAYER_CONTENT_TO_POSITION},
+                   {"position_to_content", MHA_LAYER_POSITION_TO_CONTENT},
+                   {"relative_shared", MHA_LAYER_RELATIVE_SHARED},
+                   {"relative_table", MHA_LAYER_RELATIVE_TABLE}};
 
 #define AT(name) #name, offsetof(mha_layer_desc, name)
 
@@ -101,7 +106,10 @@ static const struct {
                     {AT(latent_dim), 0, MHAI_MOST_WIDTH},
                     {AT(query_latent_dim), 0, MHAI_MOST_WIDTH},
                     {AT(shared_dim), 0, MHAI_MOST_WIDTH},
-                    {AT(gate_rank), 0, MHAI_MOST_WIDTH}};
+                    {AT(gate_rank), 0, MHAI_MOST_WIDTH},
+                    {AT(relative_rows), 0, MHAI_MOST_WIDTH},
+                    {AT(relative_buckets), 0, MHAI_MOST_WIDTH},
+                    {AT(relative_max_distance), 0, INT32_MAX}};
 
 static const struct {
     const char *name;

@@ -571,6 +571,9 @@ texts.de = {
     // -- words that come with the data
     "given.query (attending)": "Query (Ursprung)",
     "given.key (attended to)": "Key (Ziel)",
+    "given.target (attending)": "Zieltext (Ursprung)",
+    "given.source (attended to)": "Quelltext (Ziel)",
+    "given.target (attended to)": "Zieltext (Ziel)",
     "given.weight": "Gewicht",
     "given.Experts": "Experten",
     "given.norm-based": "nach Norm",
@@ -585,6 +588,8 @@ texts.de = {
     "card.link.only": "„{from}“ schaut auf „{to}“: {weight}.",
     "given.layer {n}": "Schicht {n}",
     "given.step {n}": "Schritt {n}",
+    "given.Each square is a head. Rows are tokens of the target, columns are tokens of the source; brighter cells have larger weights.":
+        "Jedes Quadrat ist ein Kopf. Zeilen sind Token des Zieltextes, Spalten sind Token des Quelltextes; hellere Zellen haben größere Gewichte.",
     "given.Each square is a head. Rows are queries, columns are keys; brighter cells have larger weights.":
         "Jedes Quadrat ist ein Kopf. Zeilen sind Queries, Spalten sind Keys; hellere Zellen haben größere Gewichte."
 };

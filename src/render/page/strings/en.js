@@ -564,6 +564,9 @@ const texts = {en: {
     // -- words that come with the data
     "given.query (attending)": "query (attending)",
     "given.key (attended to)": "key (attended to)",
+    "given.target (attending)": "target (attending)",
+    "given.source (attended to)": "source (attended to)",
+    "given.target (attended to)": "target (attended to)",
     "given.weight": "weight",
     "given.Experts": "Experts",
     "given.norm-based": "norm-based",
@@ -578,6 +581,8 @@ const texts = {en: {
     "card.link.only": "“{from}” attends to “{to}”: {weight}.",
     "given.layer {n}": "layer {n}",
     "given.step {n}": "step {n}",
+    "given.Each square is a head. Rows are tokens of the target, columns are tokens of the source; brighter cells have larger weights.":
+        "Each square is a head. Rows are tokens of the target, columns are tokens of the source; brighter cells have larger weights.",
     "given.Each square is a head. Rows are queries, columns are keys; brighter cells have larger weights.":
         "Each square is a head. Rows are queries, columns are keys; brighter cells have larger weights."
 }};
