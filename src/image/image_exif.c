@@ -33,9 +33,9 @@ int mhai_exif_orientation(const uint8_t *bytes, size_t size)
     for (size_t at = first + 2; left > 0 && size - at >= ENTRY; at += ENTRY, left--) {
         if (number(&t, at, 2) != ORIENTATION) continue;
         const uint32_t kind = number(&t, at + 2, 2), values = number(&t, at + 4, 4);
-        const uint32_t bytes = kind == SHORT ? 2 : 4;
-        if ((kind != SHORT && kind != LONG) || values < 1 || values > 4 / bytes) return 1;
-        const uint32_t found = number(&t, at + 8, (int)bytes);
+        const uint32_t width = kind == SHORT ? 2 : 4;
+        if ((kind != SHORT && kind != LONG) || values < 1 || values > 4 / width) return 1;
+        const uint32_t found = number(&t, at + 8, (int)width);
         return found >= 1 && found <= 8 ? (int)found : 1;
     }
     return 1;
