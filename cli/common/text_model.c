@@ -92,7 +92,8 @@ cli_exit text_model_open_audio(const char *folder, int64_t threads, text_model *
     snprintf(model->architecture, sizeof model->architecture, "%s", info.architecture);
     model->layers = info.layers;
     model->heads = info.heads;
-    model->max_length = info.max_positions;
+    mha_transformer_describe(mha_model_transformer(model->model), &model->desc);
+    model->max_length = model->desc.max_length; /* info also counts the encoder's rows */
     return CLI_OK;
 }
 
