@@ -169,8 +169,7 @@ static mha_status load_tower(mha_context *context, const char *folder,
     model->encoder->tokenizer = model->tokenizer;
     model->encoder->vocabulary = model->vocabulary;
     model->encoder->borrows = true;
-    if (model->encoder->audio_stem)
-        MHA_TRY(mhai_speech_read(folder, &model->info, &model->speech));
+    if (model->encoder->audio_stem) MHA_TRY(mhai_speech_read(folder, &model->info, &model->speech));
     return join_parts(folder, model);
 }
 
