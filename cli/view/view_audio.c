@@ -32,7 +32,7 @@ static cli_exit find_text(const view_options *options, const text_model *model,
     if (options->texts.count > 0) {
         mha_tokens *tokens;
         CLI_TRY(view_take_texts(options, maps));
-        CLI_TRY(text_model_encode(model, &(text_limits){0}, maps->text[0], maps->text_bytes[0],
+        CLI_TRY(text_model_encode(model, &(text_limits){0}, maps->text[1], maps->text_bytes[1],
                                   NULL, 0, &tokens));
         desc->ids = tokens->ids;
         desc->id_count = tokens->count;
@@ -54,8 +54,8 @@ static cli_exit find_text(const view_options *options, const text_model *model,
     if (transcript->count > 0)
         memcpy(ids + transcript->prompt_count, transcript->tokens,
                (size_t)transcript->count * sizeof *ids);
-    maps->text[0] = transcript->text;
-    maps->text_bytes[0] = strlen(transcript->text);
+    maps->text[1] = transcript->text;
+    maps->text_bytes[1] = strlen(transcript->text);
     desc->ids = ids;
     desc->id_count = count;
     return CLI_OK;
@@ -100,11 +100,9 @@ cli_exit view_audio(const view_options *options)
         return cli_fail(CLI_USAGE, "%s: the encoder alone takes no text and no --self",
                         options->model);
     maps->name = model.name;
+    maps->text[0] = options->audio;
+    maps->text_bytes[0] = strlen(options->audio);
     if (decoder) CLI_TRY(find_text(options, &model, audio, maps, &desc));
-    if (!maps->text[0]) {
-        maps->text[0] = options->audio;
-        maps->text_bytes[0] = strlen(options->audio);
-    }
     CLI_TRY(cli_check(mha_maps_run_audio(model.context, model.model, &desc, maps)));
     drawn.first_panel = -1;
     return view_finish(&drawn, maps);

@@ -571,9 +571,22 @@ static const char guide[] = "Each square is a head. Rows are queries, columns ar
 static const char guide_cross[] =
     "Each square is a head. Rows are tokens of the target, columns are "
     "tokens of the source; brighter cells have larger weights.";
+static const char guide_audio[] =
+    "Each square is a head. Rows are tokens of the text, columns are times "
+    "of the audio; brighter cells have larger weights.";
+static const char guide_times[] = "Each square is a head. Rows and columns are times of the audio; "
+                                  "brighter cells have larger weights.";
 static const char guide_contrast[] = "Each square is a head. Rows are queries, columns are keys; "
                                      "red: a larger weight in the first text "
                                      "than in the second, blue: a smaller one.";
+
+static const char *guide_of(const mha_maps *maps)
+{
+    const bool cross = maps->flags & MHA_MAPS_CROSS;
+    if (is_contrast(maps)) return guide_contrast;
+    if (maps->track) return cross ? guide_audio : guide_times;
+    return cross ? guide_cross : guide;
+}
 
 /* A layer's experts for the rows that are shown. */
 static mha_status take_choice(const panel_maker *maker, int64_t layer, mha_choice *choice)
@@ -631,7 +644,8 @@ static mha_status add_towers(const panel_maker *maker, mha_fact *facts, mha_repo
     if (!(maps->flags & MHA_MAPS_CROSS)) return MHA_OK;
     MHA_TRY(mha_room_alloc(maker->room, 32, 1, &count));
     mha_format(count, 32, "%" PRId64, maps->cols.count);
-    facts[report->fact_count++] = (mha_fact){"source tokens", count};
+    facts[report->fact_count++] =
+        (mha_fact){maps->track ? "cells of time" : "source tokens", count};
     return MHA_OK;
 }
 
@@ -668,9 +682,7 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
                            .special = special,
                            .second_row = second_text(&maker->rows),
                            .second_col = second_text(&maker->cols),
-                           .guide = is_contrast(maps)              ? guide_contrast
-                                    : maps->flags & MHA_MAPS_CROSS ? guide_cross
-                                                                   : guide,
+                           .guide = guide_of(maps),
                            .twin_name = "norm-based",
                            .twin_value = "norm"};
     report->special_count = add_special(&maps->rows, special, 0);
