@@ -1,5 +1,6 @@
 """Transcripts of Whisper, compared with transformers in float64: windows, timestamps, times of tokens and words, settings
 of generation_config.json. The models are random; the sounds are computed here."""
+import ctypes
 import json
 import re
 import subprocess
@@ -176,6 +177,44 @@ def test_view_shows_the_attention_to_audio(one, tmp_path):
             save(tmp_path / "a.wav", sound(9000), 2)
         done = run(*more)
         assert done.returncode in (2, 4) and error in done.stderr and done.stderr.count("\n") == 1
+
+
+def warp(p, width):
+    columns = np.zeros(p.shape[1], np.int64)
+    with multihead._library.default_context() as handle:
+        multihead._library.check(multihead._library.model_library().mha_warp_rows(
+            handle, ctypes.byref(multihead._tensor.tensor(p)), width, columns.ctypes.data_as(multihead._abi.Int64Pointer)))
+    return columns.tolist()
+
+
+def paths(rows, cols):
+    """All lists of cells from (0,0) to (rows-1,cols-1) by steps (1,1), (1,0) and (0,1)."""
+    if rows == 1 and cols == 1:
+        return [[(0, 0)]]
+    before = [(rows - a, cols - b) for a, b in ((1, 1), (1, 0), (0, 1)) if rows > a and cols > b]
+    return [path + [(rows - 1, cols - 1)] for a, b in before for path in paths(a, b)]
+
+
+@pytest.mark.parametrize("heads, rows, cols, width", [(1, 4, 5, 1), (2, 5, 4, 3), (3, 3, 6, 5), (2, 3, 3, 7), (1, 1, 6, 3), (2, 5, 1, 3)])
+def test_the_path_is_the_best_of_all(heads, rows, cols, width):
+    for seed in range(10):
+        p = np.random.default_rng(seed).random((heads, rows, cols), np.float32)
+        exact, half = p.astype(np.float64), width // 2
+        spread = exact.std(1, keepdims=True)
+        z = np.divide(exact - exact.mean(1, keepdims=True), spread, out=np.zeros_like(exact), where=spread > 0)
+        if cols > half:
+            wide = np.pad(z, ((0, 0), (0, 0), (half, half)), "reflect")
+            z = np.median(np.stack([wide[..., i:i + cols] for i in range(width)]), 0)
+        sums = z.mean(0)
+        best = max(paths(rows, cols), key=lambda path: sum(sums[cell] for cell in path))
+        found = warp(p, width)
+        firsts = [min(col for row, col in best if row == t) for t in range(rows)]
+        assert found == firsts or rows == 1 and found == [0]  # a single row has no deviation
+    for wrong, error in ((np.full_like(p, np.nan), "p of head 0 at row 0 is not finite"), (p[0], r"expected f32 \[heads")):
+        with pytest.raises(multihead.Error, match=error):
+            warp(wrong, width)
+    with pytest.raises(multihead.Error, match="width is 4, expected an odd number"):
+        warp(p, 4)
 
 
 @pytest.mark.parametrize("fields, error", [
