@@ -360,8 +360,9 @@ mha_status mha_model_forward(mha_context *context, const mha_model *model, const
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_forward: an encoder-decoder takes two "
                                              "texts; run its transformers");
     if (model->audio_stem)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "mha_model_forward: this encoder reads audio; call mha_model_hear()");
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "mha_model_forward: this encoder reads audio; call mha_model_encode_audio()");
     model_call pass = {.context = context, .model = model};
     MHA_TRY(mha_struct_read("mha_batch", &own, sizeof own, offsetof(mha_batch, features), batch,
                             batch->struct_size));
