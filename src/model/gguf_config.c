@@ -482,6 +482,12 @@ static mha_status add_others(const mhai_gguf_reading *r)
     } limits[] = {{"attention.clamp_kqv", 0}, {"attention.max_alibi_bias", 8}};
     const int64_t kv_heads = mhai_gguf_count(r, "num_key_value_heads");
     const bool two = mha_gguf_find(r->file, "blk.0.attn_norm_2.weight") >= 0;
+    /* converters leave q, k and v of such models head by head */
+    if (strcmp(r->name, "starcoder") == 0 && kv_heads != 1)
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
+                              "'starcoder.attention.head_count_kv' is %lld, expected 1; use the "
+                              "model's folder",
+                              (long long)kv_heads);
     for (int i = 0; i < 2; i++) {
         mha_gguf_value value;
         double x;

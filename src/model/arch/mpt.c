@@ -31,6 +31,8 @@ static mha_status check_fixed(const mhai_config *config)
     int64_t unused;
     int choice;
     static const char *const fields[] = {"clip_qkv", "prefix_lm", "qk_ln", NULL};
+    if (!mhai_config_absent(config, "attn_config") && !json_is_object(attention.root))
+        return mhai_config_fail(MHA_ERR_MODEL, config, "attn_config", "is not a JSON object");
     MHA_TRY(mhai_config_refuse(&attention, fields));
     MHA_TRY(mhai_config_choice(&attention, "attn_type", kinds[0], kinds, 1, &choice));
     MHA_TRY(mhai_config_choice(config, "norm_type", norms[0], norms, 2, &choice));
