@@ -169,6 +169,7 @@ static mha_status load_tower(mha_context *context, const char *folder,
     model->encoder->tokenizer = model->tokenizer;
     model->encoder->vocabulary = model->vocabulary;
     model->encoder->borrows = true;
+    if (model->encoder->audio_stem) MHA_TRY(mhai_speech_read(folder, &model->info, &model->speech));
     return join_parts(folder, model);
 }
 
@@ -275,6 +276,7 @@ void mha_model_destroy(mha_model *model)
     free(model->ends.ids);
     free(model->begins.suppressed.ids);
     free(model->begins.first.ids);
+    mhai_speech_free(&model->speech);
     mhai_audio_stem_destroy(model->audio_stem);
     mha_allocator allocator = model->allocator;
     allocator.release(allocator.user, model, sizeof *model);

@@ -32,7 +32,7 @@ static bool has_text_type(const mhai_config *config, const mhai_family *family)
 mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_family **family)
 {
     const char *type = NULL;
-    char known[MHAI_KNOWN] = "";
+    const char *types[FAMILIES];
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
@@ -42,14 +42,14 @@ mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_f
         const bool better = !*family || ((*family)->images && !images) ||
                             (has_text_type(config, f) && (!images || f->images));
         if (strcmp(f->model_type, type) == 0 && better) *family = f;
-        if (i == 0 || strcmp(f->model_type, families[i - 1]->model_type) != 0)
-            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
-                     f->model_type);
+        types[i] = f->model_type;
     }
     if (*family) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                          "model_type '%s' is not known; known: %s", mhai_show_name(type).text,
-                          known);
+    const char *near = mha_nearest_name(type, types, FAMILIES);
+    return mhai_path_fail(
+        MHA_ERR_UNSUPPORTED, config->path,
+        "model_type '%s' is not known%s%s; docs/model-folders.md lists the known ones",
+        mhai_show_name(type).text, near ? "; nearest: " : "", near ? near : "");
 }
 
 /* Whether a field of CLIP is absent or has its default in transformers. */
@@ -124,8 +124,9 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
 /* Whether a weight reads images, or predicts further tokens. */
 static bool is_other_part(const char *name)
 {
-    static const char *const parts[] = {"mtp.", "visual.", "vision_tower.",
-                                        "multi_modal_projector."};
+    static const char *const parts[] = {
+        "mtp.",         "visual.",       "vision_tower.",         "audio_tower.",
+        "embed_audio.", "embed_vision.", "multi_modal_projector."};
     const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;
@@ -196,6 +197,21 @@ bool mhai_desc_is_usual(const mha_transformer_desc *d)
            d->grid_rows == 0;
 }
 
+mha_status mhai_read_activation(const mhai_config *config, const char *key, const char *usual,
+                                mha_feed_forward *kind)
+{
+    static const char *const acts[] = {"gelu",       "relu",  "gelu_new", "gelu_pytorch_tanh",
+                                       "quick_gelu", "relu2", "silu",     "swish"};
+    static const mha_feed_forward kinds[] = {
+        MHA_FEED_FORWARD_GELU,      MHA_FEED_FORWARD_RELU,       MHA_FEED_FORWARD_GELU_TANH,
+        MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_QUICK_GELU, MHA_FEED_FORWARD_RELU2,
+        MHA_FEED_FORWARD_SILU,      MHA_FEED_FORWARD_SILU};
+    int act;
+    MHA_TRY(mhai_config_choice(config, key, usual, acts, 8, &act));
+    *kind = kinds[act];
+    return MHA_OK;
+}
+
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
 {
     return mhai_put_count(root, "vocab_size", d->vocab_size) &&
@@ -207,7 +223,12 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
            mhai_put_text(root, "dtype", "float32") && mhai_put_text(root, "torch_dtype", "float32");
 }
 
-/* transformers prefers the usual name of a size to the family's own. */
+const char *mhai_size_key(const mhai_config *config, const char *own, const char *usual)
+{
+    return mhai_config_absent(config, own) && !mhai_config_absent(config, usual) ? usual : own;
+}
+
+/* transformers reads both names of a size as one field. */
 static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys *keys,
                                 const mha_transformer_desc *d)
 {
@@ -238,7 +259,10 @@ mha_status mhai_read_layer_count(const mhai_config *config, const mhai_family *f
     const char *keys[] = {"layer_types", family->kinds, family->pattern};
     int at = family->kinds ? 0 : 3;
     while (at < 3 && mhai_config_absent(config, keys[at])) at++;
-    if (at == 3) return mhai_config_count(config, family->keys->layers, 1, MHAI_MOST_LAYERS, count);
+    if (at == 3)
+        return mhai_config_count(
+            config, mhai_size_key(config, family->keys->layers, mhai_usual_keys.layers), 1,
+            MHAI_MOST_LAYERS, count);
     const json_t *value = json_object_get(config->root, keys[at]);
     int64_t said;
     *count = (int64_t)(at < 2 ? json_array_size(value) : json_string_length(value));
@@ -262,10 +286,12 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
     const bool given = family->latent || family->head_dim ||
                        (family->grouped && !mhai_config_absent(config, "head_dim"));
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
-    MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
+    MHA_TRY(mhai_config_count(config, mhai_size_key(config, keys->embed, mhai_usual_keys.embed), 1,
+                              MHAI_MOST_WIDTH, &d->embed_dim));
     if (inner) MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
     MHA_TRY(mhai_read_layer_count(config, family, &d->num_layers));
-    MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
+    MHA_TRY(mhai_config_count(config, mhai_size_key(config, keys->heads, mhai_usual_keys.heads), 1,
+                              MHAI_MOST_WIDTH, &d->num_heads));
     if (family->head_dim)
         MHA_TRY(mhai_config_count(config, family->head_dim, 1, MHAI_MOST_WIDTH, &d->head_dim));
     if (!given && d->embed_dim % d->num_heads != 0)
@@ -274,6 +300,8 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                               mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
     d->max_length = MHAI_MOST_POSITIONS;
     if (keys->positions)
-        MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
+        MHA_TRY(mhai_config_count(config,
+                                  mhai_size_key(config, keys->positions, mhai_usual_keys.positions),
+                                  1, MHAI_MOST_POSITIONS, &d->max_length));
     return check_aliases(config, keys, d);
 }
