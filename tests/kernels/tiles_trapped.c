@@ -100,12 +100,10 @@ static void trap(int signal, siginfo_t *info, void *at)
 
 bool tiles_trapped(void)
 {
-    static bool installed;
     const struct sigaction action = {.sa_sigaction = trap, .sa_flags = SA_SIGINFO};
     if (mha_isa_available(MHA_ISA_AMX) || !(mhai_cpu_features() & MHAI_CPU_AVX512_VNNI))
         return false;
-    if (!installed) installed = sigaction(SIGILL, &action, NULL) == 0;
-    return installed;
+    return sigaction(SIGILL, &action, NULL) == 0;
 }
 #else
 #include "tiles_trapped.h"

@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-/* Installs the handler of SIGILL, once. Returns false, and does nothing, where the machine has tiles, or lacks what
+/* Installs the handler of SIGILL, which cmocka replaces in each test. Returns false, and does nothing, where the machine has tiles, or lacks what
  * else their kernels need, or is not Linux on x86-64. */
 bool tiles_trapped(void);
 
