@@ -300,11 +300,13 @@ typedef struct mha_layer_desc {
      *   a_r   = W_pk e_r, b_r = W_pq e_r                with biases as those of q and k
      *   bucket(x) = x or, with relative_buckets n, m = n div 2, most = relative_max_distance and
      *               |x| > m, sign(x) (ceil((m - 1) ln(|x| / m) / ln((most - 1) / m)) + m)
+     *               in f32, as published
      *
-     * e_r is a row of embed_relative [R,E], which all layers share. A call stores these terms: H T
-     * floats of a layer for each token, and twice as many while it runs. Forward calls without
-     * MHA_TRANSFORMER_CAUSAL only, without softcap, norms of queries and keys, gates, rotations,
-     * latents and cross-attention; kv_heads is num_heads */
+     * e_r is a row of embed_relative [R,E], which all layers share. The terms are a bias [B,H,T,T] of
+     * the layer's attention: scores include it at MHA_SCORES_BIASED, and activations have
+     * H min(max_tokens, max_length) more floats for each token and layer. Queries and keys are those
+     * after patches. Forward calls only, without MHA_TRANSFORMER_CAUSAL, cross-attention, softcap,
+     * norms of queries and keys, output gates, rotations and latents; kv_heads is num_heads */
     int64_t relative_rows, relative_buckets, relative_max_distance;
 } mha_layer_desc;
 
@@ -757,7 +759,7 @@ typedef struct mha_transformer_input {
  * max_memory = B S rows of memory).
  *
  * Memory   the caller owns *activations: about (2 to 4 x E + 3 to 4 x F + heads) L floats for each
- *          token; from the context's allocator, which must outlive it.
+ *          token, more with mha_layer_desc.relative_rows; from the context's allocator, which must outlive it.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */

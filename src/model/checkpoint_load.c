@@ -343,7 +343,7 @@ static mha_status find_weights(loading *l)
         }
         MHA_TRY(mhai_stored_find(&l->stored->weights, &l->plan, &d, &p, row, name,
                                  &l->stored->parameters[i]));
-        const bool stored = !row || row->form != MHAI_ZEROS;
+        const bool stored = !row || !mhai_form_is_made(row->form);
         for (int part = 0; stored && mhai_stored_part(row, part, name); part++) use(l, name);
     }
     return MHA_OK;
@@ -375,19 +375,21 @@ static bool is_zero(const loading *l, int64_t index, int64_t count)
     return zero;
 }
 
-/* Drop a bias of the output, of a family with a name for it, that is absent or 0. */
+/* Drop a bias of an output that is absent, or, of a family with a name for it, one that is absent or
+ * 0. */
 static mha_status check_bias(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
     const mha_tensor row = {.ndim = 2, .shape = {1, d->vocab_size}};
     char name[MHAI_WEIGHT_NAME];
     int64_t index;
-    if (!(d->flags & MHA_TRANSFORMER_LOGIT_BIAS) ||
+    if (d->flags & MHA_TRANSFORMER_NO_OUTPUT) d->flags &= ~(uint32_t)MHA_TRANSFORMER_LOGIT_BIAS;
+    if (!(d->flags & MHA_TRANSFORMER_LOGIT_BIAS) || l->stored->weights.gguf ||
         !mhai_family_name(l->family, "lm_head.bias", name))
         return MHA_OK;
     const bool found = mhai_weights_find(&l->stored->weights, name) >= 0;
     if (found) MHA_TRY(mhai_weights_check(&l->stored->weights, name, &row, &index));
-    if (!found || d->flags & MHA_TRANSFORMER_NO_OUTPUT || is_zero(l, index, d->vocab_size))
+    if (!found || is_zero(l, index, d->vocab_size))
         d->flags &= ~(uint32_t)MHA_TRANSFORMER_LOGIT_BIAS;
     return MHA_OK;
 }
@@ -402,6 +404,10 @@ static mha_status check_types(loading *l)
     l->types = d->type_count;
     if (d->type_count == 0) return MHA_OK;
     mhai_family_name(l->family, "embed_types.weight", name);
+    if (l->stored->weights.gguf && mhai_weights_find(&l->stored->weights, name) < 0) {
+        d->type_count = 0; /* of a file without that table, such as DistilBERT's */
+        return MHA_OK;
+    }
     MHA_TRY(mhai_weights_check(&l->stored->weights, name, &table, &index));
     if (!is_zero(l, index, d->type_count * table.shape[1])) return MHA_OK;
     d->type_count = 0;
@@ -489,6 +495,14 @@ static mha_status load_body(loading *l)
     return mha_transformer_update(l->context, l->made);
 }
 
+static mha_status find_ends(loading *l, const mha_gguf *gguf, const char *path)
+{
+    mhai_begins *begins = l->listed->encoder ? &l->begins : NULL;
+    const int64_t count = l->plan.desc.vocab_size;
+    return gguf ? mhai_gguf_status(mhai_ends_of_gguf(gguf, path, count, &l->ends, begins))
+                : mhai_ends_of_folder(path, count, &l->ends, begins);
+}
+
 static mha_status load_files(loading *l, const char *folder)
 {
     l->stored = calloc(1, sizeof *l->stored);
@@ -499,10 +513,7 @@ static mha_status load_files(loading *l, const char *folder)
                              : mhai_weights_open(folder, &l->stored->weights);
     l->stored->weights.quantization = l->plan.quantization;
     if (status == MHA_OK) status = load_body(l);
-    if (status == MHA_OK)
-        status = gguf ? mhai_gguf_status(mhai_ends_of_gguf(gguf, l->plan.desc.vocab_size, &l->ends))
-                      : mhai_ends_of_folder(folder, l->plan.desc.vocab_size, &l->ends,
-                                            l->listed->encoder ? &l->begins : NULL);
+    if (status == MHA_OK) status = find_ends(l, gguf, folder);
     if (status == MHA_OK && gguf && l->tokenizer)
         status = mhai_gguf_tokenizer(gguf, folder, l->tokenizer);
     free(l->used);

@@ -131,12 +131,34 @@ static bool is_end(const char *text, size_t size)
     return false;
 }
 
-mha_status mhai_ends_of_gguf(const mha_gguf *file, int64_t vocab_size, mhai_ends *ends)
+/* The token that begins the texts of a decoder. As in llama.cpp, it is by default that of padding. */
+static mha_status read_begin(const mha_gguf *file, const char *path, int64_t vocab_size,
+                             mhai_begins *begins)
+{
+    static const char *const keys[] = {"t5.decoder_start_token_id",
+                                       "tokenizer.ggml.padding_token_id"};
+    const char *key = keys[mha_gguf_key_find(file, keys[0]) < 0];
+    mha_gguf_value value;
+    int64_t id;
+    if (mha_gguf_key_find(file, key) < 0) return MHA_OK;
+    MHA_TRY(mha_gguf_value_of(file, key, &value));
+    MHA_TRY(mha_gguf_integer(&value, 0, INT64_MIN, INT64_MAX, &id));
+    if (id < 0 || id >= vocab_size)
+        return mhai_path_fail(MHA_ERR_MODEL, path, "'%s' is %lld, expected a token of 0..%lld", key,
+                              (long long)id, (long long)vocab_size - 1);
+    begins->ids[0] = (int32_t)id;
+    begins->count = 1;
+    return MHA_OK;
+}
+
+mha_status mhai_ends_of_gguf(const mha_gguf *file, const char *path, int64_t vocab_size,
+                             mhai_ends *ends, mhai_begins *begins)
 {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
     static const char tokens[] = "tokenizer.ggml.tokens";
     mha_gguf_value value;
+    if (begins) MHA_TRY(read_begin(file, path, vocab_size, begins));
     for (int i = 0; i < 3; i++) {
         int64_t id;
         if (mha_gguf_key_find(file, keys[i]) < 0) continue;

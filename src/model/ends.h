@@ -27,8 +27,10 @@ typedef struct mhai_begins {
 MHA_NODISCARD mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size,
                                              mhai_ends *ends, mhai_begins *begins);
 
-/* Add the tokens listed in the metadata, and those that llama.cpp recognises by their text. */
-MHA_NODISCARD mha_status mhai_ends_of_gguf(const mha_gguf *file, int64_t vocab_size,
-                                           mhai_ends *ends);
+/* Add the tokens listed in the metadata, and those that llama.cpp recognises by their text. path is
+ * used in messages. begins NULL: not read. */
+MHA_NODISCARD mha_status mhai_ends_of_gguf(const mha_gguf *file, const char *path,
+                                           int64_t vocab_size, mhai_ends *ends,
+                                           mhai_begins *begins);
 
 #endif

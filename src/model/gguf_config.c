@@ -2,6 +2,7 @@
 #include "model/gguf_config.h"
 
 #include "io/file.h"
+#include "model/gguf_names.h"
 #include "model/gguf_reading.h"
 
 #include <multihead/component.h>
@@ -9,152 +10,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-/* ---- names of weights ---------------------------------------------------------------------- */
-
-#define COMMON                                                                              \
-    MHAI_NAME("embed_tokens", "token_embd"), MHAI_NAME("embed_positions", "position_embd"), \
-        MHAI_NAME("norm", "output_norm"), MHAI_NAME("lm_head", "output"),                   \
-        MHAI_NAME("self_attn_norm", "attn_norm"),                                           \
-        MHAI_NAME("self_attn_post_norm", "post_attention_norm"),                            \
-        MHAI_NAME("mlp_norm", "ffn_norm"), MHAI_NAME("mlp_post_norm", "post_ffw_norm"),     \
-        MHAI_NAME("self_attn.o_proj", "attn_output"),                                       \
-        MHAI_NAME("self_attn.q_norm", "attn_q_norm"),                                       \
-        MHAI_NAME("self_attn.k_norm", "attn_k_norm"), MHAI_NAME("mlp.down_proj", "ffn_down")
-#define GATED MHAI_NAME("mlp.gate_proj", "ffn_gate"), MHAI_NAME("mlp.up_proj", "ffn_up")
-#define EXPERTS                                                                               \
-    MHAI_NAME("mlp.router", "ffn_gate_inp"), MHAI_NAME("mlp.score_bias", "exp_probs_b.bias"), \
-        MHAI_NAME("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),                            \
-        MHAI_NAME("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),                           \
-        MHAI_NAME("mlp.shared_expert.up_proj", "ffn_up_shexp"),                               \
-        MHAI_NAME("mlp.shared_expert.down_proj", "ffn_down_shexp"),                           \
-        {"mlp.experts.*.gate_proj", "ffn_gate_exps", MHAI_EXPERT, 0},                         \
-        {"mlp.experts.*.up_proj", "ffn_up_exps", MHAI_EXPERT, 0},                             \
-        {"mlp.experts.*.gate_proj", "ffn_gate_up_exps", MHAI_EXPERT_PAIR, 0},                 \
-        {"mlp.experts.*.up_proj", "ffn_gate_up_exps", MHAI_EXPERT_PAIR, 1},                   \
-    {                                                                                         \
-        "mlp.experts.*.down_proj", "ffn_down_exps", MHAI_EXPERT, 0                            \
-    }
-#define FUSED                                            \
-    {"self_attn.q_proj", "attn_qkv", MHAI_FUSED, 0},     \
-        {"self_attn.k_proj", "attn_qkv", MHAI_FUSED, 1}, \
-    {                                                    \
-        "self_attn.v_proj", "attn_qkv", MHAI_FUSED, 2    \
-    }
-#define END MHAI_NAME(NULL, NULL)
-
-static const mhai_weight_name plain_names[] = {COMMON,
-                                               EXPERTS,
-                                               GATED,
-                                               MHAI_NAME("self_attn.q_proj", "attn_q"),
-                                               MHAI_NAME("self_attn.k_proj", "attn_k"),
-                                               MHAI_NAME("self_attn.v_proj", "attn_v"),
-                                               END};
-/* GGUF files store rotated pairs next to each other. */
-static const mhai_weight_name llama_names[] = {COMMON,
-                                               EXPERTS,
-                                               GATED,
-                                               {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
-                                               {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
-                                               MHAI_NAME("self_attn.v_proj", "attn_v"),
-                                               END};
-/* These files call the last norm a norm of embeddings. */
-static const mhai_weight_name lfm2_names[] = {
-    MHAI_NAME("norm", "token_embd_norm"),
-    COMMON,
-    EXPERTS,
-    GATED,
-    MHAI_NAME("self_attn.q_proj", "attn_q"),
-    MHAI_NAME("self_attn.k_proj", "attn_k"),
-    MHAI_NAME("self_attn.v_proj", "attn_v"),
-    {"short_conv.b_proj", "shortconv.in_proj", MHAI_FUSED, 0},
-    {"short_conv.c_proj", "shortconv.in_proj", MHAI_FUSED, 1},
-    {"short_conv.x_proj", "shortconv.in_proj", MHAI_FUSED, 2},
-    MHAI_NAME("short_conv.conv", "shortconv.conv"),
-    MHAI_NAME("short_conv.o_proj", "shortconv.out_proj"),
-    END};
-#define DELTA_NET                                                                              \
-    MHAI_NAME("mlp_norm", "post_attention_norm"), COMMON, GATED, EXPERTS,                      \
-        {"self_attn.q_proj", "attn_q", MHAI_FUSED_GATE, 0},                                    \
-        {"self_attn.g_proj", "attn_q", MHAI_FUSED_GATE, 1},                                    \
-        MHAI_NAME("self_attn.k_proj", "attn_k"), MHAI_NAME("self_attn.v_proj", "attn_v"),      \
-        {"delta_net.q_proj", "attn_qkv", MHAI_FUSED, 0},                                       \
-        {"delta_net.k_proj", "attn_qkv", MHAI_FUSED, 1},                                       \
-        {"delta_net.v_proj", "attn_qkv", MHAI_FUSED, 2},                                       \
-        MHAI_NAME("delta_net.g_proj", "attn_gate"), MHAI_NAME("delta_net.conv", "ssm_conv1d"), \
-        MHAI_NAME("delta_net.o_norm", "ssm_norm"), MHAI_NAME("delta_net.o_proj", "ssm_out"),   \
-        {"delta_net.A_log", "ssm_a", MHAI_MINUS_EXP, 0},                                       \
-        MHAI_NAME("delta_net.dt_bias", "ssm_dt.bias")
-static const mhai_weight_name qwen35_names[] = {DELTA_NET,
-                                                MHAI_NAME("delta_net.b_proj", "ssm_beta"),
-                                                MHAI_NAME("delta_net.a_proj", "ssm_alpha"), END};
-/* Older files keep the projections of each key head together. */
-static const mhai_weight_name next_names[] = {DELTA_NET,
-                                              {"delta_net.q_proj", "ssm_in", MHAI_FUSED_GROUPS, 0},
-                                              {"delta_net.k_proj", "ssm_in", MHAI_FUSED_GROUPS, 1},
-                                              {"delta_net.v_proj", "ssm_in", MHAI_FUSED_GROUPS, 2},
-                                              {"delta_net.g_proj", "ssm_in", MHAI_FUSED_GROUPS, 3},
-                                              {"delta_net.b_proj", "ssm_ba", MHAI_FUSED_GROUPS, 0},
-                                              {"delta_net.a_proj", "ssm_ba", MHAI_FUSED_GROUPS, 1},
-                                              END};
-static const mhai_weight_name gpt_oss_names[] = {MHAI_NAME("mlp_norm", "post_attention_norm"),
-                                                 COMMON,
-                                                 EXPERTS,
-                                                 MHAI_NAME("self_attn.q_proj", "attn_q"),
-                                                 MHAI_NAME("self_attn.k_proj", "attn_k"),
-                                                 MHAI_NAME("self_attn.v_proj", "attn_v"),
-                                                 MHAI_NAME("self_attn.sinks", "attn_sinks.weight"),
-                                                 END};
-/* Layers of Nemotron-H have one norm. */
-static const mhai_weight_name space_names[] = {COMMON,
-                                               MHAI_NAME("mlp_norm", "attn_norm"),
-                                               EXPERTS,
-                                               GATED,
-                                               {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
-                                               {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
-                                               MHAI_NAME("self_attn.v_proj", "attn_v"),
-                                               {"state_space.g_proj", "ssm_in", MHAI_FUSED, 0},
-                                               {"state_space.v_proj", "ssm_in", MHAI_FUSED, 1},
-                                               {"state_space.k_proj", "ssm_in", MHAI_FUSED, 2},
-                                               {"state_space.q_proj", "ssm_in", MHAI_FUSED, 3},
-                                               {"state_space.a_proj", "ssm_in", MHAI_FUSED, 4},
-                                               MHAI_NAME("state_space.conv", "ssm_conv1d"),
-                                               MHAI_NAME("state_space.o_norm", "ssm_norm"),
-                                               MHAI_NAME("state_space.o_proj", "ssm_out"),
-                                               {"state_space.A_log", "ssm_a", MHAI_MINUS_EXP, 0},
-                                               MHAI_NAME("state_space.D", "ssm_d"),
-                                               MHAI_NAME("state_space.dt_bias", "ssm_dt.bias"),
-                                               END};
-static const mhai_weight_name fused_names[] = {COMMON, GATED, FUSED, END};
-static const mhai_weight_name phi3_names[] = {COMMON,
-                                              FUSED,
-                                              {"mlp.gate_proj", "ffn_up", MHAI_FUSED, 0},
-                                              {"mlp.up_proj", "ffn_up", MHAI_FUSED, 1},
-                                              END};
-
-static const mhai_weight_name glm4_names[] = {COMMON,
-                                              MHAI_NAME("self_attn.q_proj", "attn_q"),
-                                              MHAI_NAME("self_attn.k_proj", "attn_k"),
-                                              MHAI_NAME("self_attn.v_proj", "attn_v"),
-                                              {"mlp.gate_proj", "ffn_up", MHAI_FUSED, 0},
-                                              {"mlp.up_proj", "ffn_up", MHAI_FUSED, 1},
-                                              END};
-
-static const mhai_weight_name latent_names[] = {
-    COMMON,
-    EXPERTS,
-    GATED,
-    {"self_attn.q_proj", "attn_q", MHAI_LAST_FIRST, 0},
-    {"self_attn.q_b_proj", "attn_q_b", MHAI_LAST_FIRST, 0},
-    MHAI_NAME("self_attn.q_a_proj", "attn_q_a"),
-    MHAI_NAME("self_attn.q_a_norm", "attn_q_a_norm"),
-    MHAI_NAME("self_attn.kv_a_proj", "attn_kv_a_mqa"),
-    MHAI_NAME("self_attn.kv_a_norm", "attn_kv_a_norm"),
-    {"self_attn.k_b_proj", "attn_k_b", MHAI_HEADS_TURNED, 0},
-    {"self_attn.k_b_proj", "attn_kv_b", MHAI_FUSED_HEADS, 0},
-    {"self_attn.v_b_proj", "attn_v_b", MHAI_HEADS, 0},
-    {"self_attn.v_b_proj", "attn_kv_b", MHAI_FUSED_HEADS, 1},
-    END};
 
 /* ---- architectures ------------------------------------------------------------------------- */
 
@@ -168,45 +23,59 @@ static const struct architecture {
     mhai_gguf_routing routing;
     uint32_t traits;
 } architectures[] = {
-    {"llama", "llama", llama_names, 0, NULL, 0, 0},
-    {"llama", "mixtral", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM, 0},
-    {"qwen2", "qwen2", plain_names, 0, NULL, 0, 0},
-    {"qwen3", "qwen3", plain_names, 0, NULL, 0, 0},
-    {"qwen2vl", "qwen2_vl", plain_names, 0, NULL, 0, 0},
-    {"qwen3vl", "qwen3_vl_text", plain_names, 0, NULL, 0, 0},
-    {"qwen3moe", "qwen3_moe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED, 0},
-    {"olmoe", "olmoe", plain_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN, 0},
-    {"gemma", "gemma", plain_names, 0, NULL, 0, 0},
-    {"gemma2", "gemma2", plain_names, 46, NULL, 0, MHAI_GGUF_WINDOWS},
-    {"gemma3", "gemma3_text", plain_names, 62, NULL, 0, MHAI_GGUF_WINDOWS},
-    {"phi3", "phi3", phi3_names, 0, NULL, 0, 0},
-    {"gpt2", "gpt2", fused_names, 0, NULL, 0, 0},
-    {"gptneox", "gpt_neox", fused_names, 0, NULL, 0, 0},
-    {"lfm2", "lfm2", lfm2_names, 0, "conv", 0, 0},
-    {"lfm2moe", "lfm2_moe", lfm2_names, 0, "conv", MHAI_GGUF_ROUTING_SIGMOID, 0},
-    {"qwen35", "qwen3_5_text", qwen35_names, 0, NULL, 0, MHAI_GGUF_NETS | MHAI_GGUF_REORDERED},
-    {"qwen35moe", "qwen3_5_moe_text", qwen35_names, 0, NULL, MHAI_GGUF_ROUTING_SUM,
+    {"llama", "llama", mhai_gguf_llama_names, 0, NULL, 0, 0},
+    {"llama", "mixtral", mhai_gguf_llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM, 0},
+    {"qwen2", "qwen2", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"qwen3", "qwen3", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"qwen2vl", "qwen2_vl", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"qwen3vl", "qwen3_vl_text", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"qwen3moe", "qwen3_moe", mhai_gguf_plain_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED, 0},
+    {"olmoe", "olmoe", mhai_gguf_plain_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN, 0},
+    {"gemma", "gemma", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"gemma2", "gemma2", mhai_gguf_plain_names, 46, NULL, 0, MHAI_GGUF_WINDOWS},
+    {"gemma3", "gemma3_text", mhai_gguf_plain_names, 62, NULL, 0, MHAI_GGUF_WINDOWS},
+    {"phi3", "phi3", mhai_gguf_phi3_names, 0, NULL, 0, 0},
+    {"gpt2", "gpt2", mhai_gguf_fused_names, 0, NULL, 0, 0},
+    {"gptneox", "gpt_neox", mhai_gguf_fused_names, 0, NULL, 0, 0},
+    {"lfm2", "lfm2", mhai_gguf_lfm2_names, 0, "conv", 0, 0},
+    {"lfm2moe", "lfm2_moe", mhai_gguf_lfm2_names, 0, "conv", MHAI_GGUF_ROUTING_SIGMOID, 0},
+    {"qwen35", "qwen3_5_text", mhai_gguf_qwen35_names, 0, NULL, 0,
      MHAI_GGUF_NETS | MHAI_GGUF_REORDERED},
-    {"qwen3next", "qwen3_next", next_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED, MHAI_GGUF_NETS},
-    {"smollm3", "smollm3", llama_names, 0, NULL, 0, 0},
-    {"stablelm", "stablelm", plain_names, 0, NULL, 0, 0},
-    {"glm4", "glm4", glm4_names, 0, NULL, 0, 0},
-    {"olmo2", "olmo2", plain_names, 0, NULL, 0, 0},
-    {"olmo2", "olmo3", plain_names, 0, NULL, 0, MHAI_GGUF_WINDOWS}, /* of files with a window */
-    {"granite", "granite", llama_names, 0, NULL, 0, MHAI_GGUF_SWITCH},
-    {"granitemoe", "granitemoeshared", llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM,
+    {"qwen35moe", "qwen3_5_moe_text", mhai_gguf_qwen35_names, 0, NULL, MHAI_GGUF_ROUTING_SUM,
+     MHAI_GGUF_NETS | MHAI_GGUF_REORDERED},
+    {"qwen3next", "qwen3_next", mhai_gguf_next_names, 0, NULL, MHAI_GGUF_ROUTING_NORMALISED,
+     MHAI_GGUF_NETS},
+    {"smollm3", "smollm3", mhai_gguf_llama_names, 0, NULL, 0, 0},
+    {"stablelm", "stablelm", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"glm4", "glm4", mhai_gguf_glm4_names, 0, NULL, 0, 0},
+    {"olmo2", "olmo2", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"olmo2", "olmo3", mhai_gguf_plain_names, 0, NULL, 0,
+     MHAI_GGUF_WINDOWS}, /* of files with a window */
+    {"granite", "granite", mhai_gguf_llama_names, 0, NULL, 0, MHAI_GGUF_SWITCH},
+    {"granitemoe", "granitemoeshared", mhai_gguf_llama_names, 0, NULL, MHAI_GGUF_ROUTING_SUM,
      MHAI_GGUF_SWITCH},
-    {"granitehybrid", "granitemoehybrid", space_names, 0, "linear_attention", MHAI_GGUF_ROUTING_SUM,
-     MHAI_GGUF_SPACES},
-    {"gpt-oss", "gpt_oss", gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SUM, MHAI_GGUF_WINDOWS},
-    {"deepseek2", "youtu", latent_names, 0, NULL, 0, MHAI_GGUF_LATENT},
-    {"deepseek2", "deepseek_v2", latent_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN, MHAI_GGUF_LATENT},
-    {"deepseek2", "deepseek_v3", latent_names, 0, NULL, MHAI_GGUF_ROUTING_SIGMOID,
+    {"granitehybrid", "granitemoehybrid", mhai_gguf_space_names, 0, "linear_attention",
+     MHAI_GGUF_ROUTING_SUM, MHAI_GGUF_SPACES},
+    {"gpt-oss", "gpt_oss", mhai_gguf_gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SUM,
+     MHAI_GGUF_WINDOWS},
+    {"deepseek2", "youtu", mhai_gguf_latent_names, 0, NULL, 0, MHAI_GGUF_LATENT},
+    {"deepseek2", "deepseek_v2", mhai_gguf_latent_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN,
      MHAI_GGUF_LATENT},
-    {"command-r", "cohere", plain_names, 0, NULL, 0, 0},
-    {"cohere2", "cohere2", plain_names, 0, NULL, 0, MHAI_GGUF_WINDOWS},
-    {"mamba2", "mamba2", space_names, 0, "linear_attention", 0, MHAI_GGUF_SPACES},
-    {"nemotron_h", "nemotron_h", space_names, 0, "linear_attention", 0,
+    {"deepseek2", "deepseek_v3", mhai_gguf_latent_names, 0, NULL, MHAI_GGUF_ROUTING_SIGMOID,
+     MHAI_GGUF_LATENT},
+    {"command-r", "cohere", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"cohere2", "cohere2", mhai_gguf_plain_names, 0, NULL, 0, MHAI_GGUF_WINDOWS},
+    {"minicpm3", "minicpm3", mhai_gguf_latent_names, 0, NULL, 0, MHAI_GGUF_LATENT},
+    {"bert", "bert", mhai_gguf_bert_names, 0, NULL, 0, MHAI_GGUF_ENCODER},
+    {"nomic-bert", "nomic_bert", mhai_gguf_bert_names, 0, NULL, 0, MHAI_GGUF_ENCODER},
+    {"modern-bert", "modernbert", mhai_gguf_phi3_names, 0, NULL, 0,
+     MHAI_GGUF_ENCODER | MHAI_GGUF_WINDOWS | MHAI_GGUF_FIRST},
+    {"gemma-embedding", "gemma3_text", mhai_gguf_plain_names, 62, NULL, 0,
+     MHAI_GGUF_ENCODER | MHAI_GGUF_WINDOWS},
+    {"t5", "t5", mhai_gguf_t5_names, 0, NULL, 0, MHAI_GGUF_TOWERS},
+    {"t5encoder", "t5", mhai_gguf_t5_names, 0, NULL, 0, MHAI_GGUF_TOWERS},
+    {"mamba2", "mamba2", mhai_gguf_space_names, 0, "linear_attention", 0, MHAI_GGUF_SPACES},
+    {"nemotron_h", "nemotron_h", mhai_gguf_space_names, 0, "linear_attention", 0,
      MHAI_GGUF_SPACES | MHAI_GGUF_KINDS}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
@@ -216,6 +85,7 @@ static bool ignores(const mhai_family_plan *plan, const char *name)
 {
     return strcmp(name, "rope_freqs.weight") == 0 ||
            (plan->rope_factors && strncmp(name, "rope_factors_", 13) == 0) ||
+           strncmp(name, "dense_", 6) == 0 || /* of sentence embeddings */
            mhai_decoder_ignores(plan, name);
 }
 
@@ -225,11 +95,13 @@ mhai_family mhai_gguf_family(const mhai_family *family)
     for (int i = 0; i < ARCHITECTURES; i++)
         if (strcmp(architectures[i].model_type, family->model_type) == 0)
             own.names = architectures[i].names;
-    own.layers = "blk.";
+    const bool encoder = family->towers && !family->encoder;
+    if (encoder) own.names = mhai_gguf_t5_encoder_names;
+    own.layers = !family->towers ? "blk." : encoder ? "enc.blk." : "dec.blk.";
     own.prefix = "";
     own.text_part = false;
     own.text_prefix = NULL;
-    own.ignores = ignores;
+    own.ignores = family->ignores && !family->towers ? ignores : NULL;
     return own;
 }
 
@@ -254,7 +126,10 @@ static const struct {
      false,
      true,
      {"rms_norm_eps", "norm_eps", "layer_norm_epsilon"}},
-    {"attention.layer_norm_epsilon", false, true, {"layer_norm_eps", "layer_norm_epsilon", NULL}},
+    {"attention.layer_norm_epsilon",
+     false,
+     true,
+     {"layer_norm_eps", "layer_norm_epsilon", "norm_eps"}},
     {"shortconv.l_cache", false, false, {"conv_L_cache", NULL, NULL}},
     {"full_attention_interval", false, false, {"full_attention_interval", NULL, NULL}},
     {"ssm.conv_kernel", false, false, {"linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"}},
@@ -438,7 +313,7 @@ static mha_status read_heads(const mhai_gguf_reading *r)
     MHA_TRY(mhai_gguf_check_array(r, &kv));
     for (int64_t i = 0; i < layers && layers <= MHAI_MOST_LAYERS; i++)
         MHA_TRY(add_layer(r, &heads, &kv, i, &n));
-    if (!n.same && r->of->names != llama_names && r->of->names != plain_names)
+    if (!n.same && r->of->names != mhai_gguf_llama_names && r->of->names != mhai_gguf_plain_names)
         return mhai_gguf_refuse(r, kv.array ? &kv : &heads, mhai_gguf_differs);
     if (n.same) {
         json_object_del(r->root, "layer_heads");
@@ -464,6 +339,7 @@ static mha_status read_heads(const mhai_gguf_reading *r)
 static mha_status read_windows(const mhai_gguf_reading *r)
 {
     const int64_t layers = mhai_gguf_count(r, "num_hidden_layers");
+    const bool first = r->traits & MHAI_GGUF_FIRST;
     int64_t period = 0;
     bool slides;
     mha_gguf_value value;
@@ -476,7 +352,7 @@ static mha_status read_windows(const mhai_gguf_reading *r)
     json_t *types = json_array();
     if (!mhai_put(r->root, "layer_types", types)) return MHA_NO_MEMORY("model");
     for (int64_t i = 0; i < layers; i++) {
-        slides = period == 0 || (i + 1) % period != 0;
+        slides = period == 0 || (i + !first) % period != 0;
         if (value.array) MHA_TRY(mha_gguf_bool(&value, i, &slides));
         if (json_array_append_new(
                 types, json_string(slides ? "sliding_attention" : "full_attention")) != 0)
@@ -516,7 +392,8 @@ static mha_status add_known(const mhai_gguf_reading *r)
     mha_gguf_value value;
     bool parallel = true, causal = true, rotates = true;
     if (mhai_gguf_key(r, "attention.causal", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &causal));
-    if (!causal) return mhai_gguf_refuse(r, &value, "is false, which is not supported");
+    if (!causal && !(r->traits & (MHAI_GGUF_ENCODER | MHAI_GGUF_TOWERS)))
+        return mhai_gguf_refuse(r, &value, "is false, which is not supported");
     /* a remark in other architectures */
     if ((r->traits & MHAI_GGUF_SWITCH) && mhai_gguf_key(r, "rope.scaling.finetuned", &value))
         MHA_TRY(mha_gguf_bool(&value, 0, &rotates));
@@ -550,7 +427,7 @@ static mha_status find_architecture(mhai_gguf_reading *r)
     mha_gguf_value value;
     const char *name;
     size_t size;
-    char known[400] = "", found[48];
+    char known[640] = "", found[48];
     MHA_TRY(mha_gguf_value_of(r->file, "general.architecture", &value));
     MHA_TRY(mha_gguf_string(&value, 0, &name, &size));
     for (int i = 0; i < ARCHITECTURES; i++) {
@@ -604,6 +481,8 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
     if (status == MHA_OK) status = mhai_gguf_rotation(&r);
     if (status == MHA_OK) status = read_weights(&r);
     if (status == MHA_OK) status = add_known(&r);
+    if (status == MHA_OK && (r.traits & MHAI_GGUF_ENCODER)) status = mhai_gguf_encoder(&r);
+    if (status == MHA_OK && (r.traits & MHAI_GGUF_TOWERS)) status = mhai_gguf_towers(&r);
     if (status == MHA_OK)
         *root = r.root;
     else

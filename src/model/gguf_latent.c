@@ -25,9 +25,14 @@ mha_status mhai_gguf_latent(const mhai_gguf_reading *r)
     static const char turned[] = "rope.dimension_count";
     const int64_t heads = mhai_gguf_count(r, "num_attention_heads");
     const bool groups = mhai_gguf_count(r, "n_group") > 1;
+    mha_gguf_value found;
     int64_t key, rotated, value;
     MHA_TRY(read_size(r, "attention.key_length_mla", "attention.key_length", &key));
-    MHA_TRY(read_size(r, "attention.value_length_mla", "attention.value_length", &value));
+    if (mhai_gguf_key(r, "attention.value_length_mla", &found) ||
+        mhai_gguf_key(r, "attention.value_length", &found) || heads < 1)
+        MHA_TRY(read_size(r, "attention.value_length_mla", "attention.value_length", &value));
+    else
+        value = mhai_gguf_count(r, "hidden_size") / heads; /* llama.cpp's default */
     MHA_TRY(read_size(r, turned, turned, &rotated));
     if (rotated >= key)
         return mhai_path_fail(MHA_ERR_MODEL, r->path,

@@ -14,7 +14,10 @@ enum {
     MHAI_GGUF_REORDERED = 8, /* converters reorder value heads that share a key head */
     MHAI_GGUF_SPACES = 16,   /* layers of Mamba-2 */
     MHAI_GGUF_KINDS = 32,    /* layers with a feed-forward length have nothing else */
-    MHAI_GGUF_LATENT = 64    /* latent attention */
+    MHAI_GGUF_LATENT = 64,   /* latent attention */
+    MHAI_GGUF_ENCODER = 128, /* attention in both directions */
+    MHAI_GGUF_TOWERS = 256,  /* an encoder in layers of its own, with or without a decoder */
+    MHAI_GGUF_FIRST = 512    /* of each period of windows, the first layer has none */
 };
 
 typedef struct mhai_gguf_reading {
@@ -75,6 +78,10 @@ MHA_NODISCARD mha_status mhai_gguf_mixers(const mhai_gguf_reading *r);
 
 /* gguf_latent.c: the sizes of latent attention, and the groups of its experts. */
 MHA_NODISCARD mha_status mhai_gguf_latent(const mhai_gguf_reading *r);
+
+/* gguf_encoders.c: settings of encoders (MHAI_GGUF_ENCODER), and of two towers. */
+MHA_NODISCARD mha_status mhai_gguf_encoder(const mhai_gguf_reading *r);
+MHA_NODISCARD mha_status mhai_gguf_towers(const mhai_gguf_reading *r);
 
 /* Whether the key for the scores of experts says sigmoid. */
 bool mhai_gguf_sigmoid(const mhai_gguf_reading *r);

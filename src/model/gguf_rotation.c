@@ -122,10 +122,11 @@ static mha_status read_long(const mhai_gguf_reading *r)
     static const char original[] = "original_max_position_embeddings";
     mha_gguf_value value;
     json_t *scaling;
-    if (strcmp(r->name, "phi3") != 0)
-        return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
-                              "'rope_factors_long.weight', factors of a rotation by the length of "
-                              "the text, is supported in phi3 alone; use the model's folder");
+    if (strcmp(r->name, "phi3") != 0 && strcmp(r->name, "minicpm3") != 0)
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, r->path,
+            "'rope_factors_long.weight', factors of a rotation by the length of "
+            "the text, is supported in phi3 and minicpm3 alone; use the model's folder");
     MHA_TRY(begin_scaling(r, "longrope", &scaling));
     if (mhai_gguf_key(r, "rope.scaling.original_context_length", &value))
         MHA_TRY(mhai_gguf_take(r, &value, false, r->root, original));

@@ -15,6 +15,7 @@ typedef struct reading {
     mhai_text *tokens, *merges;
     int32_t *types;
     float *scores;
+    unsigned char *charsmap;
     char model[32], splitter[48];
 } reading;
 
@@ -110,6 +111,35 @@ static mha_status read_flag(const reading *r, const char *key, bool fallback, bo
     return find(r, key, &value) ? mha_gguf_bool(&value, 0, flag) : MHA_OK;
 }
 
+/* Read the bytes of a charsmap, which some files store as signed numbers. */
+static mha_status read_charsmap(reading *r)
+{
+    mha_gguf_value value;
+    if (!find(r, "tokenizer.ggml.precompiled_charsmap", &value) || value.count == 0) return MHA_OK;
+    MHA_TRY(allocate(value.count, 1, &r->charsmap));
+    for (int64_t i = 0; i < value.count; i++) {
+        int64_t byte;
+        MHA_TRY(mha_gguf_integer(&value, i, -128, 255, &byte));
+        r->charsmap[i] = (unsigned char)byte;
+    }
+    r->desc.charsmap = r->charsmap;
+    r->desc.charsmap_size = (size_t)value.count;
+    return MHA_OK;
+}
+
+/* The special tokens of "bert". Older files call those that begin and end a text BOS and EOS. */
+static mha_status read_special(reading *r)
+{
+    mhai_vocabulary_desc *d = &r->desc;
+    MHA_TRY(read_id(r, "tokenizer.ggml.cls_token_id", &d->cls_id));
+    MHA_TRY(read_id(r, "tokenizer.ggml.seperator_token_id", &d->sep_id));
+    MHA_TRY(read_id(r, "tokenizer.ggml.mask_token_id", &d->mask_id));
+    d->add_bos = d->add_eos = false; /* as part of the template */
+    if (d->cls_id < 0) d->cls_id = d->bos_id;
+    if (d->sep_id < 0) d->sep_id = d->eos_id;
+    return MHA_OK;
+}
+
 /* Read everything. Absent flags have llama.cpp's defaults. */
 static mha_status read_all(reading *r)
 {
@@ -121,7 +151,7 @@ static mha_status read_all(reading *r)
     if (d->count == 0)
         return mhai_path_fail(MHA_ERR_MODEL, d->where, "has no 'tokenizer.ggml.tokens'");
     MHA_TRY(read_arrays(r));
-    const bool llama = strcmp(r->model, "llama") == 0;
+    const bool llama = strcmp(r->model, "llama") == 0, unigram = strcmp(r->model, "t5") == 0;
     d->model = r->model;
     d->splitter = r->splitter;
     d->tokens = r->tokens;
@@ -132,8 +162,12 @@ static mha_status read_all(reading *r)
     MHA_TRY(read_id(r, "tokenizer.ggml.padding_token_id", &d->pad_id));
     MHA_TRY(read_flag(r, "tokenizer.ggml.add_bos_token",
                       llama || mhai_splitter_adds_bos(r->splitter), &d->add_bos));
-    MHA_TRY(read_flag(r, "tokenizer.ggml.add_eos_token", false, &d->add_eos));
-    return read_flag(r, "tokenizer.ggml.add_space_prefix", llama, &d->add_space_prefix);
+    MHA_TRY(read_flag(r, "tokenizer.ggml.add_eos_token", unigram, &d->add_eos));
+    MHA_TRY(
+        read_flag(r, "tokenizer.ggml.remove_extra_whitespaces", false, &d->remove_extra_spaces));
+    MHA_TRY(read_charsmap(r));
+    if (strcmp(r->model, "bert") == 0) MHA_TRY(read_special(r));
+    return read_flag(r, "tokenizer.ggml.add_space_prefix", llama || unigram, &d->add_space_prefix);
 }
 
 mha_status mhai_gguf_tokenizer(const mha_gguf *file, const char *path, mha_tokenizer **tokenizer)
@@ -145,5 +179,6 @@ mha_status mhai_gguf_tokenizer(const mha_gguf *file, const char *path, mha_token
     free(r.merges);
     free(r.types);
     free(r.scores);
+    free(r.charsmap);
     return mhai_gguf_status(status);
 }

@@ -59,9 +59,11 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
     MHA_TRY(mhai_family_enter(a, config));
     MHA_TRY(check_latent(config, a));
     const mhai_shape_keys *keys = a->keys;
-    MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &shape->embed_dim));
+    MHA_TRY(mhai_config_count(config, mhai_size_key(config, keys->embed, mhai_usual_keys.embed), 1,
+                              MHAI_MOST_WIDTH, &shape->embed_dim));
     MHA_TRY(mhai_read_layer_count(config, a, &shape->layers));
-    MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &shape->heads));
+    MHA_TRY(mhai_config_count(config, mhai_size_key(config, keys->heads, mhai_usual_keys.heads), 1,
+                              MHAI_MOST_WIDTH, &shape->heads));
     shape->max_positions = MHAI_MOST_POSITIONS;
     if (keys->positions)
         MHA_TRY(mhai_config_optional(config, keys->positions, 1, most_positions, 0,

@@ -8,6 +8,7 @@
 #include <multihead/component.h>
 #include <multihead/position.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +51,7 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
     if (d->layers && d->layers[p->layer].latent_dim > 0)
         return (fusion){heads, {D - d->layers[p->layer].shared_dim, d->layers[p->layer].value_dim}};
     if (form == MHAI_FUSED_GATE) return (fusion){heads, {D, D, 0, 0}};
-    if (form == MHAI_FUSED_HEADS) return (fusion){heads, {D, D, D, 0}};
+    if (form == MHAI_FUSED_HEADS) return (fusion){kv_heads, {heads / kv_heads * D, D, D, 0}};
     return (fusion){1, {heads * D, kv_heads * D, kv_heads * D, 0}};
 }
 
@@ -185,6 +186,23 @@ static mha_status find_convolutions(const mhai_weights *weights, const mha_trans
     return MHA_OK;
 }
 
+/* Make a vector that is in no file. */
+static mha_status make_vector(const mha_transformer_desc *d, const mha_parameter *p,
+                              const mhai_weight_name *row, mhai_stored_parameter *stored)
+{
+    const bool slopes = row && row->form == MHAI_SLOPES;
+    const float one = row && row->form == MHAI_ONES ? 1 : 0;
+    const double divisor = slopes && row->part ? sqrt((double)d->head_dim) : 1;
+    float *made = stored->made = malloc((size_t)p->count * sizeof *made);
+    if (!made) return MHA_NO_MEMORY("checkpoint");
+    if (slopes) MHA_TRY(mha_alibi_slopes(p->count, made));
+    for (int64_t i = 0; i < p->count; i++)
+        made[i] = slopes ? (float)((double)made[i] / divisor) : one;
+    stored->form = MHAI_AS_IS;
+    stored->from = (mhai_elements){.type = MHA_GGUF_F32, .data = (unsigned char *)made};
+    return MHA_OK;
+}
+
 mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan *plan,
                             const mha_transformer_desc *d, const mha_parameter *p,
                             const mhai_weight_name *row, const char *name,
@@ -197,7 +215,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .transposed = p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED),
         .columns = p->ndim == 2 ? p->shape[1] : 1,
         .head_dim = d->head_dim};
-    if (form == MHAI_ZEROS) return MHA_OK;
+    if (mhai_form_is_made(form)) return make_vector(d, p, row, stored);
     if (form == MHAI_LAST_FIRST) stored->last = d->layers[p->layer].shared_dim;
     if (is_fused(form)) find_part(d, p, row, stored, &total);
     if (form == MHAI_HEADS || form == MHAI_HEADS_TURNED)
@@ -205,9 +223,8 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
     if (form >= MHAI_EXPERT) return find_expert(weights, d, p, row, name, stored);
     if (form == MHAI_CONVOLUTIONS) return find_convolutions(weights, d, p, row, name, stored);
     if (form == MHAI_KEY_BIAS && plan->picture.no_key_bias) {
-        stored->form = MHAI_ZEROS;
         return mhai_weights_find(weights, name) < 0
-                   ? MHA_OK
+                   ? make_vector(d, p, NULL, stored)
                    : mhai_path_fail(MHA_ERR_MODEL, weights->path,
                                     "has weight '%s', but 'key_bias' of config.json is false",
                                     name);
@@ -329,9 +346,7 @@ void mhai_stored_read(const void *stored, int64_t parameter, int64_t row, int64_
                       int64_t column, int64_t columns, float *to)
 {
     const mhai_stored_parameter *p = &((const mhai_stored *)stored)->parameters[parameter];
-    if (p->form == MHAI_ZEROS)
-        memset(to, 0, (size_t)(rows * columns) * sizeof *to);
-    else if (p->form == MHAI_CONVOLUTIONS)
+    if (p->form == MHAI_CONVOLUTIONS)
         read_convolutions(p, row, rows, column, columns, to);
     else if (p->form == MHAI_HEADS_TURNED)
         read_heads(p, row, rows, column, columns, to);

@@ -31,17 +31,23 @@ typedef struct mhai_text {
 typedef struct mhai_vocabulary_desc mhai_vocabulary_desc;
 struct mhai_vocabulary_desc {
     const char *where;       /* name of the source in messages, such as the path of a file */
-    const char *model;       /* "gpt2" (byte-level) or "llama" (SentencePiece) */
+    const char *model;       /* "gpt2" (byte-level), "llama" (SentencePiece), "t5" (unigram) or
+                              * "bert" (WordPiece) */
     const char *splitter;    /* "gpt-2", "llama-bpe", "qwen2" ...; only for "gpt2" */
     const mhai_text *tokens; /* [count] */
     const int32_t *types;    /* [count] MHAI_TOKEN_NORMAL etc.; NULL: all are normal */
-    const float *scores;     /* [count] "llama": merge tokens with higher scores first */
+    const float *scores;     /* [count] "llama": merge tokens with higher scores first; "t5" */
     int64_t count;
     const mhai_text *merges; /* [merge_count] "gpt2": "a b", in order of priority */
     int64_t merge_count;
     int32_t bos_id, eos_id, unk_id, pad_id; /* -1: none */
     bool add_bos, add_eos;                  /* add them to every text */
-    bool add_space_prefix;                  /* add it to every text; "llama" only */
+    bool add_space_prefix;                  /* add it to every text; "llama" and "t5" */
+    bool remove_extra_spaces;               /* "t5": at both ends of a text, and of several
+                                             * spaces all but one */
+    const void *charsmap;                   /* "t5": charsmap.h; NULL: none */
+    size_t charsmap_size;
+    int32_t cls_id, sep_id, mask_id; /* "bert"; the last may be -1: none */
 };
 
 /* Create a tokenizer. desc and its arrays are only read during the call. options may be NULL.
@@ -93,6 +99,7 @@ typedef struct mhai_step {
         bool left, right;
     } ends; /* of STRIP_SPACES */
     struct mhai_charsmap *charsmap;
+    bool longest; /* CHARSMAP: as in SentencePiece; otherwise as in Hugging Face's tokenizers */
 } mhai_step;
 
 typedef struct mhai_pair {
@@ -215,6 +222,9 @@ mhai_vector mhai_unigram_nodes(const mha_allocator *allocator);
 
 /* Read model.vocab, [["piece", score], ...], into l->tokens and the scores. */
 MHA_NODISCARD mha_status mhai_unigram_vocabulary(mhai_loader *l);
+
+/* Copy the scores of a vocabulary in memory. Tokens that are not pieces of texts have -INFINITY. */
+MHA_NODISCARD mha_status mhai_unigram_scores(mhai_bpe *bpe, const mhai_vocabulary_desc *desc);
 
 /* Check the pieces of a finished vocabulary, and set the score of unknown characters. */
 MHA_NODISCARD mha_status mhai_unigram_build(const mhai_loader *l);

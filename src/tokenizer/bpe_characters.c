@@ -126,6 +126,22 @@ static mha_status map_clusters(const mhai_charsmap *map, const mhai_stretch *s, 
     return put_held(&h);
 }
 
+/* SentencePiece: the longest key at each place is replaced. */
+static mha_status map_longest(const mhai_charsmap *map, const mhai_stretch *s, mhai_aligner *out)
+{
+    held h = {.out = *out};
+    for (size_t at = 0, matched; at < s->size;) {
+        const char *made = mhai_charsmap_longest(map, s->text + at, s->size - at, &matched);
+        if (made) {
+            MHA_TRY(replace(&h, count_characters(s->text + at, matched), made));
+            at += matched;
+        } else {
+            MHA_TRY(hold(&h, mhai_utf8_next(s->text, &at), 0));
+        }
+    }
+    return put_held(&h);
+}
+
 mha_status mhai_rewrite_characters(const mha_allocator *allocator, const mhai_step *step,
                                    const mhai_stretch *s, mhai_draft *draft)
 {
@@ -134,7 +150,9 @@ mha_status mhai_rewrite_characters(const mha_allocator *allocator, const mhai_st
     case MHAI_STEP_LOWERCASE: return lowercase(s, &out);
     case MHAI_STEP_STRIP_MARKS: return strip_marks(s, &out);
     case MHAI_STEP_STRIP_SPACES: return strip_spaces(step, s, draft);
-    case MHAI_STEP_CHARSMAP: return map_clusters(step->charsmap, s, &out);
+    case MHAI_STEP_CHARSMAP:
+        return step->longest ? map_longest(step->charsmap, s, &out)
+                             : map_clusters(step->charsmap, s, &out);
     default: return mhai_form(allocator, step, s, draft);
     }
 }

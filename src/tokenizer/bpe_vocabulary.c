@@ -15,6 +15,9 @@
 /* Longest token that is split at every boundary to find its pairs, which takes quadratic time. */
 enum { MOST_PIECE = 256 };
 
+/* A NUL, and the "##" of a WordPiece. */
+enum { MOST_MORE = 3 };
+
 #define SPACE_AND_LETTERS "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
 #define OTHERS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -36,7 +39,7 @@ static const struct splitter {
     {.names = "gpt-2 phi-2 jais gigachat mellum trillion a.x-4.0 exaone4 granite-docling jina-es "
               "jina-de jina-v2-es jina-v2-de",
      .pattern = mhai_gpt2_pattern},
-    {.names = "mpt olmo", .nfc = true, .pattern = mhai_gpt2_pattern}, /* GPT-NeoX's */
+    {.names = "mpt olmo modern-bert", .nfc = true, .pattern = mhai_gpt2_pattern}, /* GPT-NeoX's */
     {.names = "smollm starcoder refact command-r codeshell exaone minerva-7b",
      .digits = true,
      .pattern = mhai_gpt2_pattern},
@@ -84,7 +87,7 @@ static mha_status check_token(const mhai_vocabulary_desc *d, int64_t id, size_t 
 {
     const mhai_text *token = &d->tokens[id];
     const size_t valid = mha_utf8_span(token->text, token->size, NULL);
-    if (token->size >= INT32_MAX || *bytes > PTRDIFF_MAX - token->size - 1)
+    if (token->size >= INT32_MAX || *bytes > PTRDIFF_MAX - token->size - MOST_MORE)
         return mhai_path_fail(MHA_ERR_SIZE, d->where, "token %lld has %zu bytes", (long long)id,
                               token->size);
     if (valid < token->size)
@@ -94,7 +97,7 @@ static mha_status check_token(const mhai_vocabulary_desc *d, int64_t id, size_t 
     if (token->size && memchr(token->text, '\0', token->size))
         return mhai_path_fail(MHA_ERR_FORMAT, d->where, "token %lld holds a zero byte",
                               (long long)id);
-    *bytes += token->size + 1;
+    *bytes += token->size + MOST_MORE;
     return MHA_OK;
 }
 
@@ -127,8 +130,11 @@ static mha_status add_tokens(mhai_loader *l, const mhai_vocabulary_desc *d, mhai
     MHA_TRY(mhai_vector_add(texts, bytes, &place));
     char *to = place;
     for (int64_t i = 0; i < d->count; i++) {
-        const size_t size = d->tokens[i].size;
-        if (size > 0) memcpy(to, d->tokens[i].text, size);
+        size_t size = d->tokens[i].size;
+        if (l->tokenizer->kind == &mhai_kind_wordpiece)
+            size = mhai_wordpiece_text(d, i, to);
+        else if (size > 0)
+            memcpy(to, d->tokens[i].text, size);
         to[size] = '\0';
         MHA_TRY(add_token(l, d, i, to));
         to += size + 1;
@@ -198,6 +204,35 @@ static mha_status set_pieces(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
     return MHA_OK;
 }
 
+/* What SentencePiece does with extra spaces. */
+static mha_status add_trimming(mhai_bpe *bpe, const char *where)
+{
+    const mhai_step_desc desc = {.like = {.what = MHAI_STEP_REPLACE},
+                                 .pattern = "\\A +| +\\z|(?<= ) +",
+                                 .text = "",
+                                 .own = true};
+    return mhai_bpe_add_step(bpe, where, &desc);
+}
+
+static mha_status set_unigram(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
+{
+    const mhai_step_desc map = {.like = {.what = MHAI_STEP_CHARSMAP, .longest = true},
+                                .map = d->charsmap,
+                                .map_size = d->charsmap_size};
+    if (!d->scores)
+        return mhai_path_fail(MHA_ERR_MODEL, d->where, "a unigram vocabulary without scores");
+    if (d->charsmap) MHA_TRY(mhai_bpe_add_step(bpe, d->where, &map));
+    if (d->remove_extra_spaces) MHA_TRY(add_trimming(bpe, d->where));
+    MHA_TRY(set_pieces(bpe, d));
+    bpe->byte_fallback = false;
+    bpe->unk = d->unk_id;
+    for (int64_t i = 0; i < d->count; i++) {
+        if (d->types && d->types[i] == MHAI_TOKEN_BYTE) bpe->byte_fallback = true;
+        if (d->types && d->types[i] == MHAI_TOKEN_UNKNOWN && bpe->unk < 0) bpe->unk = (int32_t)i;
+    }
+    return mhai_unigram_scores(bpe, d);
+}
+
 /* Check a special id. If given, its token must exist. */
 static mha_status check_id(const mhai_vocabulary_desc *d, const char *name, int32_t id)
 {
@@ -230,10 +265,12 @@ void mhai_template_add(mhai_template *to, int32_t id, int32_t type)
 
 static void set_templates(mha_tokenizer *t, const mhai_vocabulary_desc *d)
 {
+    /* the second text of XLM-R, the unigram model with a first token, follows two end tokens */
+    const int32_t second = t->kind == &mhai_kind_unigram && d->add_eos ? d->eos_id : d->bos_id;
     for (int which = 0; which < 2; which++)
         for (int32_t text = 0; text <= which; text++) {
             mhai_template *to = &t->templates[which];
-            if (d->add_bos) mhai_template_add(to, d->bos_id, text);
+            if (d->add_bos) mhai_template_add(to, text == 0 ? d->bos_id : second, text);
             mhai_template_add(to, text == 0 ? MHAI_TEXT_A : MHAI_TEXT_B, text);
             if (d->add_eos) mhai_template_add(to, d->eos_id, text);
         }
@@ -316,24 +353,45 @@ mha_status mhai_bpe_score_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d)
 
 /* ---- Making ---------------------------------------------------------------------------------- */
 
+/* GGUF's names of kinds. set NULL: not a kind of BPE. */
+static const struct memory_kind {
+    const char *name;
+    const mhai_kind *kind;
+    mha_status (*set)(mhai_bpe *bpe, const mhai_vocabulary_desc *d);
+} memory_kinds[] = {{"gpt2", &mhai_kind_byte_bpe, set_bytes},
+                    {"llama", &mhai_kind_sentencepiece_bpe, set_pieces},
+                    {"t5", &mhai_kind_unigram, set_unigram},
+                    {"bert", &mhai_kind_wordpiece, NULL}};
+
+static const struct memory_kind *find_kind(const char *name)
+{
+    for (size_t i = 0; name && i < sizeof memory_kinds / sizeof memory_kinds[0]; i++)
+        if (strcmp(memory_kinds[i].name, name) == 0) return &memory_kinds[i];
+    return NULL;
+}
+
 static mha_status make(mhai_loader *l, const mhai_vocabulary_desc *d, mhai_vector *texts)
 {
     mha_tokenizer *t = l->tokenizer;
-    const bool bytes = d->model && strcmp(d->model, "gpt2") == 0;
+    const struct memory_kind *kind = find_kind(d->model);
     l->vocabulary_path = d->where;
-    if (!bytes && !(d->model && strcmp(d->model, "llama") == 0))
+    if (!kind)
         return mhai_path_fail(MHA_ERR_UNSUPPORTED, d->where,
-                              "tokenizer '%s' is not supported, gpt2 and llama are",
+                              "tokenizer '%s' is not supported, gpt2, llama, t5 and bert are",
                               mhai_show_name(d->model ? d->model : "none").text);
-    MHA_TRY(mhai_bpe_create(&l->allocator, &t->bpe));
-    t->kind = bytes ? &mhai_kind_byte_bpe : &mhai_kind_sentencepiece_bpe;
-    MHA_TRY(bytes ? set_bytes(t->bpe, d) : set_pieces(t->bpe, d));
+    t->kind = kind->kind;
+    if (kind->set) {
+        MHA_TRY(mhai_bpe_create(&l->allocator, &t->bpe));
+        MHA_TRY(kind->set(t->bpe, d));
+    }
     MHA_TRY(add_tokens(l, d, texts));
-    if (bytes)
-        MHA_TRY(add_merges(l, d));
-    else
-        l->scores = d;
     MHA_TRY(set_names(t, d));
+    if (!kind->set) {
+        MHA_TRY(mhai_wordpiece_set(l, d));
+        return mhai_tokenizer_finish(l);
+    }
+    if (t->kind == &mhai_kind_byte_bpe) MHA_TRY(add_merges(l, d));
+    if (t->kind == &mhai_kind_sentencepiece_bpe) l->scores = d;
     set_templates(t, d);
     return mhai_tokenizer_finish(l);
 }

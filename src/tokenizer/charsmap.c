@@ -46,6 +46,27 @@ static const char *text_at(const mhai_charsmap *map, uint32_t unit)
     return map->texts + at;
 }
 
+const char *mhai_charsmap_longest(const mhai_charsmap *map, const char *text, size_t size,
+                                  size_t *matched)
+{
+    enum { MOST_KEY = 64 }; /* far above the keys of any real map; bounds the work per byte */
+    const char *made = NULL;
+    size_t at = distance(map->units[0]);
+    *matched = 0;
+    for (size_t i = 0; i < size && i < MOST_KEY && text[i] != '\0'; i++) {
+        const unsigned char byte = (unsigned char)text[i];
+        at ^= byte;
+        if (at >= map->unit_count || label(map->units[at]) != byte) break;
+        const bool found = has_value(map->units[at]);
+        at ^= distance(map->units[at]);
+        if (at >= map->unit_count) break;
+        if (!found || (i + 1 < size && ((unsigned char)text[i + 1] & 0xC0) == 0x80)) continue;
+        made = text_at(map, map->units[at]);
+        *matched = i + 1;
+    }
+    return made;
+}
+
 const char *mhai_charsmap_find(const mhai_charsmap *map, const char *text, size_t size)
 {
     size_t at = distance(map->units[0]);

@@ -21,6 +21,10 @@ void mhai_charsmap_free(mhai_charsmap *map);
 /* The NUL-terminated replacement of the shortest key with which text begins; NULL: none. */
 const char *mhai_charsmap_find(const mhai_charsmap *map, const char *text, size_t size);
 
+/* That of the longest key of whole characters, with its number of bytes. */
+const char *mhai_charsmap_longest(const mhai_charsmap *map, const char *text, size_t size,
+                                  size_t *matched);
+
 /* The end of the grapheme cluster that begins at byte at of a valid text. */
 size_t mhai_grapheme_end(const char *text, size_t size, size_t at);
 

@@ -33,6 +33,13 @@ struct mhai_loader {
     mha_tokenizer *tokenizer;
 };
 
+/* WordPiece from a vocabulary in memory, whose words begin with U+2581 and whose other pieces are
+ * without "##": set its rules and its special tokens. text: of a token, with "##" instead; it has
+ * room for 3 more bytes. */
+MHA_NODISCARD mha_status mhai_wordpiece_set(mhai_loader *loader,
+                                            const struct mhai_vocabulary_desc *desc);
+size_t mhai_wordpiece_text(const struct mhai_vocabulary_desc *desc, int64_t id, char *text);
+
 /* Read the settings of WordPiece; read its template once the vocabulary exists. */
 MHA_NODISCARD mha_status mhai_wordpiece_read(mhai_loader *loader);
 MHA_NODISCARD mha_status mhai_wordpiece_template(mhai_loader *loader);

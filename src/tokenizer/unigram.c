@@ -41,6 +41,7 @@ static void offer_pieces(const mha_tokenizer *t, const char *word, size_t size, 
     bool alone = false;
     size_t matched = 0;
     for (int32_t id; (id = mhai_lexicon_walk_next(&walk, &matched)) >= 0;) {
+        if (isinf(bpe->scores[id])) continue;
         offer(&nodes[at + matched], bpe->scores[id] + nodes[at].sum, at, id);
         alone |= matched == next - at;
     }
@@ -120,6 +121,23 @@ mha_status mhai_unigram_vocabulary(mhai_loader *l)
     return MHA_OK;
 }
 
+mha_status mhai_unigram_scores(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
+{
+    const size_t count = (size_t)d->count;
+    bpe->scores = mhai_vector_alloc(&bpe->allocator, count, sizeof *bpe->scores);
+    bpe->score_count = count;
+    if (!bpe->scores)
+        return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %zu scores", count);
+    for (size_t i = 0; i < count; i++) {
+        const int32_t type = d->types ? d->types[i] : MHAI_TOKEN_NORMAL;
+        if (!isfinite(d->scores[i]))
+            return mhai_path_fail(MHA_ERR_MODEL, d->where, "the score of token %zu is not finite",
+                                  i);
+        bpe->scores[i] = type == MHAI_TOKEN_NORMAL ? (double)d->scores[i] : -INFINITY;
+    }
+    return MHA_OK;
+}
+
 mha_status mhai_unigram_build(const mhai_loader *l)
 {
     static const double penalty = 10.0; /* SentencePiece's */
@@ -136,6 +154,7 @@ mha_status mhai_unigram_build(const mhai_loader *l)
             return mhai_path_fail(MHA_ERR_UNSUPPORTED, l->vocabulary_path,
                                   "token %d has %zu bytes, at most %d are supported", id, size,
                                   (int)MOST_PIECE);
+        if (isinf(bpe->scores[id]) && bpe->scores[id] < 0) continue;
         if (!isfinite(bpe->scores[id]))
             return mhai_path_fail(MHA_ERR_MODEL, l->vocabulary_path,
                                   "the score of token %d is not finite", id);

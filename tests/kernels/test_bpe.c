@@ -276,8 +276,8 @@ static void test_refuses_vocabularies(void)
 {
     vocabulary v;
     begin_bytes(&v);
-    v.desc.model = "t5";
-    refuse(&v, MHA_ERR_UNSUPPORTED, "tokenizer 't5'");
+    v.desc.model = "rwkv";
+    refuse(&v, MHA_ERR_UNSUPPORTED, "tokenizer 'rwkv' is not supported, gpt2, llama, t5 and");
     v.desc.model = NULL;
     refuse(&v, MHA_ERR_UNSUPPORTED, "tokenizer 'none'");
     begin_bytes(&v);

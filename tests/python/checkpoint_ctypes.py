@@ -95,7 +95,8 @@ class Transformer:
         d, (batch, length) = self.desc, ids.shape
         maps = np.zeros((d.num_layers, batch, d.num_heads, length, length), np.float32)
         hidden = np.zeros((batch, length, d.embed_dim), np.float32)
-        tokens, last = mha.tensor(np.ascontiguousarray(ids, np.int32)), mha.tensor(hidden)
+        ids = np.ascontiguousarray(ids, np.int32)  # lives as long as its tensor
+        tokens, last = mha.tensor(ids), mha.tensor(hidden)
         given = Input(tokens=C.pointer(tokens),
                       last_hidden=C.pointer(last))
         mha.check(mha.LIBRARY.mha_transformer_forward(

@@ -56,6 +56,7 @@ LATENT = dict(num_key_value_heads=4, kv_lora_rank=12, q_lora_rank=14, qk_nope_he
 DIRECT = dict(LATENT, q_lora_rank=None)
 GROUPS = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, n_group=4,
               topk_group=2)
+ERNIE = dict(moe_num_experts=5, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=1)
 KIMI = dict(num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, linear_head_dim=6,
             linear_num_heads=3, pad_token_id=0)
 DEBERTA = dict(relative_attention=True, pos_att_type=["p2c", "c2p"])
@@ -156,6 +157,55 @@ BASES = {  # settings of each family with which more of its fields matter
               dict(DIRECT, tie_word_embeddings=False, rope_parameters=DEFAULT)],
     "kimi_linear": [dict(DIRECT, **KIMI, layer_types=["linear_attention", FULL], mlp_layer_types=["dense", "sparse"]),
                     dict(LATENT, **KIMI, num_hidden_layers=5, n_group=4, topk_group=2, attention_bias=True)],
+    "opt": [dict(ffn_dim=48), dict(ffn_dim=48, do_layer_norm_before=False, enable_bias=False)],
+    "biogpt": [{}, dict(scale_embedding=False, tie_word_embeddings=False)],
+    "bloom": [{}, dict(tie_word_embeddings=False)],
+    "mpt": [{}, dict(attn_config=dict(softmax_scale=0.4))],
+    "gpt_neo": [dict(attention_types=[[["global", "local"], 1]], window_size=5),
+                dict(attention_types=[[["local"], 2]], window_size=4, intermediate_size=40)],
+    "gpt_bigcode": [{}, dict(multi_query=False, n_inner=40, scale_attn_weights=False)],
+    "gptj": [dict(rotary_dim=4), dict(rotary_dim=8, n_inner=40)],
+    "phi": [dict(rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+            dict(rope_parameters={**LINEAR, "partial_rotary_factor": 0.75})],
+    "falcon": [dict(rope_parameters=DEFAULT), dict(new_decoder_architecture=True, num_kv_heads=2, bias=True),
+               dict(parallel_attn=False, multi_query=False)],
+    "starcoder2": [dict(sliding_window=5, rope_parameters=DEFAULT),
+                   dict(use_bias=False, rope_parameters=YARN)],
+    "qwen2_moe": [dict(EXPERTS, shared_expert_intermediate_size=20, mlp_only_layers=[1], rope_parameters=DEFAULT),
+                  dict(EXPERTS, shared_expert_intermediate_size=20, norm_topk_prob=True, use_sliding_window=True,
+                       sliding_window=6, layer_types=TYPES, qkv_bias=False)],
+    "glm": [dict(head_dim=8, pad_token_id=0, rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+            dict(head_dim=16, pad_token_id=0, attention_bias=False,
+                 rope_parameters={**YARN, "partial_rotary_factor": 0.75})],
+    "glm4_moe": [dict(GROUPS, use_qk_norm=True, first_k_dense_replace=1,
+                      rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+                 dict(GROUPS, attention_bias=True, head_dim=16, first_k_dense_replace=0, norm_topk_prob=False,
+                      rope_parameters={**YARN, "partial_rotary_factor": 0.5})],
+    "dots1": [dict(GROUPS, first_k_dense_replace=1, rope_parameters=DEFAULT),
+              dict(GROUPS, max_window_layers=1, sliding_window=5, norm_topk_prob=True, rope_parameters=LINEAR)],
+    "minimax_m2": [dict(OSS, head_dim=8, rotary_dim=4), dict(OSS, head_dim=16, rope_parameters=DEFAULT)],
+    "ernie4_5": [dict(head_dim=8, pad_token_id=0, rope_parameters=DEFAULT),
+                 dict(head_dim=16, pad_token_id=0, use_bias=True, rope_parameters=LINEAR)],
+    "ernie4_5_moe": [dict(ERNIE, pad_token_id=0, moe_layer_start_index=1, rope_parameters=DEFAULT),
+                     dict(ERNIE, pad_token_id=0, moe_layer_start_index=0, moe_layer_end_index=0)],
+    "exaone4": [dict(sliding_window=5, layer_types=TYPES, rope_parameters=DEFAULT),
+                dict(sliding_window=None, layer_types=[FULL] * 2, rope_parameters=LLAMA3)],
+    "seed_oss": [dict(head_dim=8, rope_parameters=DEFAULT),
+                 dict(head_dim=16, attention_bias=False, mlp_bias=True, rope_parameters=YARN)],
+    "arcee": [dict(rope_parameters=YARN), dict(attention_bias=True, mlp_bias=True, head_dim=6)],
+    "nemotron": [dict(rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+                 dict(attention_bias=True, mlp_bias=True, head_dim=16)],
+    "jais2": [dict(rope_parameters=DEFAULT), dict(attention_bias=False, mlp_bias=False, rope_parameters=LINEAR)],
+    "helium": [dict(head_dim=8, pad_token_id=0, rope_parameters=DEFAULT),
+               dict(head_dim=8, pad_token_id=0, attention_bias=True, mlp_bias=True)],
+    "internlm3": [dict(head_dim=8, pad_token_id=0, rope_parameters=DEFAULT),
+                  dict(head_dim=16, pad_token_id=0, attention_bias=True, mlp_bias=True)],
+    "cwm": [dict(head_dim=8, sliding_window=5, layer_types=TYPES, rope_parameters=LLAMA3),
+            dict(head_dim=16, sliding_window=6, layer_types=TYPES[::-1], mlp_bias=True, rope_parameters=LINEAR)],
+    "granite_swa": [dict(sliding_window=5, layer_types=TYPES, rope_parameters=DEFAULT),
+                    dict(sliding_window=5, layer_types=TYPES[::-1], layer_rope_theta=[0, 5e3], attention_bias=True,
+                         attention_multiplier=0.2, rope_parameters=DEFAULT)],
+    "olmo": [dict(pad_token_id=0, rope_parameters=DEFAULT), dict(pad_token_id=0, attention_bias=True)],
     "mamba2": [dict(PURE, n_groups=2), dict(PURE, n_groups=1, time_step_limit=[.1, .7], tie_word_embeddings=True)],
     "nemotron_h": [dict(NEMOTRON, layers_block_type=["linear_attention", FULL]),
                    dict(NEMOTRON, layers_block_type=["mlp", "linear_attention", FULL], mlp_bias=True, time_step_min=.4)],
@@ -167,7 +217,13 @@ BASES = {  # settings of each family with which more of its fields matter
                         position_biased_input=False), dict(DEBERTA, max_relative_positions=12)],
     "deberta": [dict(DEBERTA, position_biased_input=False)],
     "roberta": [dict(max_position_embeddings=LENGTH + 6), dict(max_position_embeddings=LENGTH + 6, pad_token_id=4)]}
-OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=LENGTH),
+GPT = dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=LENGTH)
+PLAIN = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+OWN_SIZES = {"gpt2": GPT, "gpt_bigcode": GPT, "gptj": GPT, "opt": PLAIN, "falcon": PLAIN, "biogpt": SIZES,
+             "bloom": dict(vocab_size=VOCAB, hidden_size=32, n_layer=LAYERS, n_head=4),
+             "mpt": dict(vocab_size=VOCAB, d_model=32, n_layers=LAYERS, n_heads=4, max_seq_len=LENGTH),
+             "gpt_neo": dict(vocab_size=VOCAB, hidden_size=32, num_layers=LAYERS, num_heads=4,
+                             max_position_embeddings=LENGTH),
              "distilbert": dict(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=LAYERS, n_heads=4,
                                 max_position_embeddings=LENGTH),
              "mamba2": dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS)}
@@ -177,6 +233,13 @@ ENCODERS = ("bert", "roberta", "electra", "distilbert", "xlm-roberta", "albert",
 ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"),
                     ("n_positions", "max_position_embeddings"), ("n_positions", "n_ctx"),
                     ("activation_function", "hidden_act")],
+           "bloom": [("hidden_size", "n_embed"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")],
+           "mpt": [("d_model", "hidden_size"), ("n_layers", "num_hidden_layers"), ("n_heads", "num_attention_heads")],
+           "falcon": [("hidden_size", "n_embed")], "gptj": [("n_embd", "hidden_size")],
+           "gpt_neo": [("num_layers", "num_hidden_layers"), ("num_heads", "num_attention_heads")],
+           "glm4_moe": [("n_routed_experts", "num_local_experts")],
+           "ernie4_5_moe": [("moe_num_experts", "num_experts"), ("moe_k", "num_experts_per_tok")],
+           "internlm3": [("attention_bias", "qkv_bias"), ("mlp_bias", "bias")],
            "distilbert": [("dim", "hidden_size"), ("n_layers", "num_hidden_layers"), ("n_heads", "num_attention_heads"),
                           ("hidden_dim", "intermediate_size"), ("activation", "hidden_act")],
            "gpt_neox": [("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")],
@@ -201,7 +264,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "no_rope_layers": [0, 1], "no_rope_layer_interval": 1, "use_qkv_bias": True, "qk_layernorm": True,
          "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": True, "clip_qkv": 2.0,
          "mlp_only_layers": [0], "decoder_sparse_step": 2, "num_dense_layers": 1, "use_expert_bias": False,
-         "n_inner": 44, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "rotary",
+         "n_inner": 44, "n_embed": 16, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "rotary",
          "quantization_config": {"bits": 4}, "pruned_heads": {"0": [1]}, "per_layer_config": {"0": {"head_dim": 4}},
          "rope_scaling": LINEAR, "attention_factor": 0.5, "low_freq_factor": 0.5, "high_freq_factor": 9.0,
          "scale_attn_by_inverse_layer_idx": True, "is_decoder": True, "add_cross_attention": True,
@@ -331,7 +394,9 @@ def theirs(kind, folder, ids):
     """The numbers of transformers, or the reason for their absence."""
     auto = transformers.AutoModel if kind in ENCODERS else transformers.AutoModelForCausalLM
     try:
-        model, report = auto.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager",
+        # Falcon's eager attention adds ALiBi twice.
+        attention = "sdpa" if kind == "falcon" else "eager"
+        model, report = auto.from_pretrained(folder, dtype=torch.float64, attn_implementation=attention,
                                              experts_implementation="eager", output_loading_info=True)
         with torch.no_grad():
             out = model.eval()(torch.from_numpy(ids))
@@ -434,6 +499,7 @@ def test_every_field_is_swept():
         images = "vision", "vit", "dinov2", "dinov3", "clip", "siglip"  # test_pictures_hf.py
         text = path.read_text() if path.stem not in ("multihead", *others, *images) else ""
         read |= set(re.findall(r'mhai_config_(?!name)\w+\(\w+,\s*"(\w+)"', text))
+        read |= set(re.findall(r'(?:mhai_read_flag\(\w+,|\.(?:act|bias|ff_bias|norm)_key =|\.inner =)\s*"(\w+)"', text))
         for names in re.findall(r'(?:refused\[\]|shape_keys \w+|rope_kind \w+|experts_kind \w+) = {(.*?)}', text, re.S):
             read |= set(re.findall(r'"(\w+)"', names))
     swept = {"rope_parameters", "model_type", *OTHER, *ROPE}

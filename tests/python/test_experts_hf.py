@@ -87,7 +87,8 @@ def make_net(name, sizes):
     config._experts_implementation = "eager"  # the default supports only float32
     net = getattr(transformers, name + "ForCausalLM")(config).eval()
     with torch.no_grad():
-        for name, p in [*net.named_parameters(), *net.named_buffers()]:
+        biases = [(name, b) for name, b in net.named_buffers() if "bias" in name and b.is_floating_point()]
+        for name, p in [*net.named_parameters(), *biases]:
             if p.ndim > 1:
                 p.normal_(0, .3 if "embed" in name else .5 if "conv" in name else .8 / p.shape[-1] ** .5)
             elif "norm" in name or "bias" in name or "sinks" in name:

@@ -257,7 +257,7 @@ def changed(folder, tmp_path, name, change):
     ("vit", dict(num_channels=1), "'num_channels' is 1"),
     ("vit", dict(hidden_size=1 << 40), "'hidden_size' is 1099511627776"),
     ("vit", dict(num_attention_heads=5), "'hidden_size' is 32, not a multiple of num_attention_heads 5"),
-    ("vit", dict(hidden_act="swish"), "hidden_act 'swish' is not supported"),
+    ("vit", dict(hidden_act="tanh"), "hidden_act 'tanh' is not supported"),
     ("vit", dict(layer_norm_eps=-1), "'layer_norm_eps'"),
     ("vit", dict(qkv_bias=3), "'qkv_bias' is neither true nor false"),
     ("vit", dict(qkv_bias=False), "weight 'encoder.layer.0.attention.attention.*.bias', which config.json does not"),

@@ -45,7 +45,7 @@ static mha_status read_albert(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(
         mhai_config_optional(config, "type_vocab_size", 1, MHAI_MOST_ENTRIES, 2, &d->type_count));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-12, 0, 1, &d->norm_epsilon));
-    MHA_TRY(mhai_read_activation(config, "gelu_new", &kind));
+    MHA_TRY(mhai_read_activation(config, "hidden_act", "gelu_new", &kind));
     mhai_bert_describe(kind, d);
     d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
     if (d->token_dim != d->embed_dim) return MHA_OK;

@@ -24,7 +24,6 @@ static mha_status find_kind(const mhai_config *config, int64_t layer, int *kind)
 static mha_status read_bamba(const mhai_config *config, mhai_family_plan *plan)
 {
     mhai_mixing mixing = {.usual = find_kind};
-    MHA_TRY(mhai_read_biases(config, plan));
     return mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan);
 }
 
@@ -33,6 +32,7 @@ const mhai_family mhai_family_bamba = {.model_type = "bamba",
                                        .epsilon = 1e-5,
                                        .whole = true,
                                        .bias_key = "attention_bias",
+                                       .ff_bias_key = "mlp_bias",
                                        .rope = &rope,
                                        .partial = true,
                                        .read = read_bamba};

@@ -25,18 +25,6 @@ static const mhai_shape_keys keys = {"d_model",
                                      "num_key_value_heads",
                                      "is_decoder"};
 
-static mha_status read_activation(const mhai_config *config, mha_feed_forward *feed_forward)
-{
-    static const char *const acts[] = {"gelu", "relu", "swish", "silu", "gelu_new"};
-    static const mha_feed_forward kinds[] = {MHA_FEED_FORWARD_GELU, MHA_FEED_FORWARD_RELU,
-                                             MHA_FEED_FORWARD_SILU, MHA_FEED_FORWARD_SILU,
-                                             MHA_FEED_FORWARD_GELU_TANH};
-    int act;
-    MHA_TRY(mhai_config_choice(config, "activation_function", acts[0], acts, 5, &act));
-    *feed_forward = kinds[act];
-    return MHA_OK;
-}
-
 /* What both towers of both families have. */
 static mha_status read_tower(const mhai_config *config, const mhai_family *family,
                              mhai_family_plan *plan)
@@ -47,7 +35,7 @@ static mha_status read_tower(const mhai_config *config, const mhai_family *famil
     bool scaled;
     MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(mhai_read_sizes(config, family, "encoder_ffn_dim", d));
-    MHA_TRY(read_activation(config, &d->feed_forward));
+    MHA_TRY(mhai_read_activation(config, "activation_function", "gelu", &d->feed_forward));
     MHA_TRY(mhai_config_bool(config, "scale_embedding", false, &scaled));
     d->embed_scale = scaled ? sqrtf((float)d->embed_dim) : 1;
     d->norm = MHA_NORM_LAYER;

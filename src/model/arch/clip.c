@@ -40,7 +40,7 @@ static mha_status read_text(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
     MHA_TRY(mhai_read_sizes(config, &mhai_family_clip_text_model, "intermediate_size", d));
-    MHA_TRY(mhai_read_activation(config, "quick_gelu", &d->feed_forward));
+    MHA_TRY(mhai_read_activation(config, "hidden_act", "quick_gelu", &d->feed_forward));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
     d->norm = MHA_NORM_LAYER;
     d->positions = MHA_ENCODING_LEARNED;

@@ -11,11 +11,7 @@ static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor",
 static mha_status read_kinds(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
-    MHA_TRY(mhai_read_attention_bias(config, plan));
-    MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_real(config, "logit_scale", 0.0625, 1e-9, 1e9, &d->logit_scale));
-    d->norm = MHA_NORM_LAYER;
-    d->flags |= MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_ONE_NORM | MHA_TRANSFORMER_NO_NORM_BIAS;
     return mhai_plan_layers(plan);
 }
 
@@ -40,15 +36,13 @@ static mha_status read_cohere2(const mhai_config *config, mhai_family_plan *plan
     return MHA_OK;
 }
 
-const mhai_family mhai_family_cohere = {.model_type = "cohere",
-                                        MHAI_LLAMA_FILES(names, 0),
-                                        .bias_key = "attention_bias",
-                                        .rope = &rope,
-                                        .tied = true,
-                                        .read = read_cohere};
-
-const mhai_family mhai_family_cohere2 = {.model_type = "cohere2",
-                                         MHAI_LLAMA_FILES(names, 0),
-                                         .bias_key = "attention_bias",
-                                         .tied = true,
-                                         .read = read_cohere2};
+#define COHERE(type, rope_, reader)                                                             \
+    {                                                                                           \
+        .model_type = (type), MHAI_LLAMA_FILES(names, 0), .bias_key = "attention_bias",         \
+        .norm_key = "layer_norm_eps",                                                           \
+        .flags =                                                                                \
+            MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_ONE_NORM | MHA_TRANSFORMER_NO_NORM_BIAS, \
+        .rope = (rope_), .tied = true, .read = (reader)                                         \
+    }
+const mhai_family mhai_family_cohere = COHERE("cohere", &rope, read_cohere);
+const mhai_family mhai_family_cohere2 = COHERE("cohere2", NULL, read_cohere2);

@@ -11,23 +11,15 @@
 
 const mhai_weight_name mhai_llama_names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, NULL)};
 
-/* Causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon, tied embeddings. */
-static mha_status read_decoder(const mhai_config *config, const mhai_family *family,
-                               mhai_family_plan *plan)
+/* What sizes need: whether key/value heads divide the heads. */
+static mha_status read_grouping(const mhai_config *config, const mhai_family *family,
+                                mha_transformer_desc *d)
 {
-    const double epsilon = family->epsilon > 0 ? family->epsilon : 1e-6;
-    mha_transformer_desc *d = &plan->desc;
-    bool tied;
-    d->flags = MHA_TRANSFORMER_CAUSAL;
-    d->norm = MHA_NORM_RMS;
-    d->positions = MHA_ENCODING_ROTARY;
-    d->feed_forward = MHA_FEED_FORWARD_SWIGLU;
-    if (!family->both_ways) MHA_TRY(mhai_config_unset(config, "use_bidirectional_attention"));
-    const bool own = family->inner && !mhai_config_absent(config, family->inner);
-    MHA_TRY(mhai_read_sizes(config, family, own ? family->inner : "intermediate_size", d));
+    if (!family->grouped) return MHA_OK;
     MHA_TRY(
         mhai_config_optional(config, "num_key_value_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));
     MHA_TRY(mhai_config_optional(config, "head_dim", 1, MHAI_MOST_WIDTH, 0, &d->head_dim));
+    if (!json_object_get(config->root, "head_dim")) d->head_dim = family->usual_head_dim;
     if (family->whole && d->kv_heads == 0)
         return mhai_path_fail(MHA_ERR_MODEL, config->path,
                               "'num_key_value_heads' is missing; %s models require it",
@@ -37,28 +29,84 @@ static mha_status read_decoder(const mhai_config *config, const mhai_family *fam
                                 "is %lld, which does not divide '%s' %lld", (long long)d->kv_heads,
                                 mhai_config_name(config, family->keys->heads).text,
                                 (long long)d->num_heads);
-    MHA_TRY(mhai_read_heads(config, plan));
-    MHA_TRY(mhai_config_real(config, "rms_norm_eps", epsilon, 0, 1, &d->norm_epsilon));
-    MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", family->tied, &tied));
-    if (tied) d->flags |= MHA_TRANSFORMER_TIED;
+    return MHA_OK;
+}
+
+static mha_status read_sizes(const mhai_config *config, const mhai_family *family,
+                             mhai_family_plan *plan)
+{
+    const bool own = family->inner && !mhai_config_absent(config, family->inner);
+    const char *inner = own ? family->inner : "intermediate_size";
+    mha_transformer_desc *d = &plan->desc;
+    MHA_TRY(mhai_read_sizes(config, family, family->wide ? NULL : inner, d));
+    if (family->wide)
+        MHA_TRY(
+            mhai_config_optional(config, inner, 1, MHAI_MOST_WIDTH, 4 * d->embed_dim, &d->ff_dim));
+    MHA_TRY(read_grouping(config, family, d));
+    return mhai_read_heads(config, plan);
+}
+
+static mha_status read_norms(const mhai_config *config, const mhai_family *family,
+                             mha_transformer_desc *d)
+{
+    const char *key = family->norm_key ? family->norm_key : "rms_norm_eps";
+    const double usual = family->epsilon > 0 ? family->epsilon : family->norm_key ? 1e-5 : 1e-6;
+    d->norm = family->norm_key ? MHA_NORM_LAYER : MHA_NORM_RMS;
+    return key[0] ? mhai_config_real(config, key, usual, 0, 1, &d->norm_epsilon) : MHA_OK;
+}
+
+mha_status mhai_read_flag(const mhai_config *config, const char *key, bool usual, uint32_t flags,
+                          mhai_family_plan *plan)
+{
+    bool set;
+    MHA_TRY(mhai_config_bool(config, key, usual, &set));
+    plan->desc.flags = (plan->desc.flags & ~flags) | (set ? flags : 0);
+    return MHA_OK;
+}
+
+/* The biases that the fields of the family set. */
+static mha_status read_bias_keys(const mhai_config *config, const mhai_family *family,
+                                 mhai_family_plan *plan)
+{
+    const uint32_t qkv = MHA_TRANSFORMER_QKV_BIAS, out = MHA_TRANSFORMER_OUT_BIAS,
+                   ff = MHA_TRANSFORMER_FF_BIAS, shape = family->shape;
+    const bool usual = shape & MHA_MODEL_SHAPE_QKV_BIAS;
+    plan->desc.flags |= (usual ? qkv : 0) | (shape & MHA_MODEL_SHAPE_OUT_BIAS ? out : 0);
+    if (family->bias_key)
+        MHA_TRY(mhai_read_flag(config, family->bias_key, usual,
+                               family->biases_qkv ? qkv : qkv | out, plan));
+    if (!family->ff_bias_key) return MHA_OK;
+    return mhai_read_flag(config, family->ff_bias_key, family->flags & ff, ff, plan);
+}
+
+/* Causal, pre-norm, rotary positions; sizes, norms, biases, activation, tied embeddings. */
+static mha_status read_decoder(const mhai_config *config, const mhai_family *family,
+                               mhai_family_plan *plan)
+{
+    mha_transformer_desc *d = &plan->desc;
+    d->flags = MHA_TRANSFORMER_CAUSAL | family->flags;
+    d->positions = MHA_ENCODING_ROTARY;
+    d->feed_forward = MHA_FEED_FORWARD_SWIGLU;
+    if (!family->both_ways) MHA_TRY(mhai_config_unset(config, "use_bidirectional_attention"));
+    if (family->refused) MHA_TRY(mhai_config_refuse(config, family->refused));
+    MHA_TRY(read_sizes(config, family, plan));
+    MHA_TRY(read_norms(config, family, d));
+    MHA_TRY(read_bias_keys(config, family, plan));
+    MHA_TRY(
+        mhai_read_flag(config, "tie_word_embeddings", family->tied, MHA_TRANSFORMER_TIED, plan));
+    if (family->layer_flags) MHA_TRY(mhai_flag_layers(plan, family->layer_flags));
+    for (int64_t i = 0; (family->layer_flags & MHA_LAYER_QK_NORM) && i < d->num_layers; i++)
+        plan->layers[i].qk_norm_epsilon = d->norm_epsilon;
+    if (family->act)
+        return mhai_read_activation(config, family->act_key ? family->act_key : "hidden_act",
+                                    family->act, &d->feed_forward);
     return family->own_act ? MHA_OK : mhai_read_silu(config);
 }
 
 mha_status mhai_read_attention_bias(const mhai_config *config, mhai_family_plan *plan)
 {
-    bool biased;
-    MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
-    if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
-    return MHA_OK;
-}
-
-mha_status mhai_read_biases(const mhai_config *config, mhai_family_plan *plan)
-{
-    bool mlp;
-    MHA_TRY(mhai_read_attention_bias(config, plan));
-    MHA_TRY(mhai_config_bool(config, "mlp_bias", false, &mlp));
-    if (mlp) plan->desc.flags |= MHA_TRANSFORMER_FF_BIAS;
-    return MHA_OK;
+    return mhai_read_flag(config, "attention_bias", false,
+                          MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS, plan);
 }
 
 mha_status mhai_check_head_dim(const mhai_config *config, const mha_transformer_desc *d)
@@ -101,6 +149,13 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
     return MHA_OK;
 }
 
+mha_status mhai_leave_unscaled(mhai_family_plan *plan)
+{
+    MHA_TRY(mhai_plan_layers(plan));
+    for (int64_t i = 0; i < plan->desc.num_layers; i++) plan->layers[i].scale = 1;
+    return MHA_OK;
+}
+
 mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags)
 {
     MHA_TRY(mhai_plan_layers(plan));
@@ -129,6 +184,12 @@ static const mhai_rope_kind usual_rope = {.base = "rope_theta",
                                           .usual_base = 1e4,
                                           .usual_part = 1,
                                           .scales = true};
+
+const mhai_rope_kind mhai_half_rope = {.base = "rope_theta",
+                                       .part = "partial_rotary_factor",
+                                       .usual_base = 1e4,
+                                       .usual_part = 0.5,
+                                       .scales = true};
 
 static bool same_value(const json_t *a, const json_t *b)
 {
@@ -522,15 +583,6 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
     return MHA_OK;
 }
 
-mha_status mhai_read_normed(const mhai_config *config, uint32_t flags, mhai_family_plan *plan)
-{
-    MHA_TRY(mhai_read_attention_bias(config, plan));
-    MHA_TRY(mhai_flag_layers(plan, flags));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++)
-        plan->layers[i].qk_norm_epsilon = plan->desc.norm_epsilon;
-    return MHA_OK;
-}
-
 mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
                            mhai_family_plan *plan)
 {
@@ -591,8 +643,9 @@ mha_status mhai_family_read(const mhai_family *family, const mhai_config *config
                             mhai_family_plan *plan)
 {
     if (family->llama) MHA_TRY(read_decoder(config, family, plan));
-    MHA_TRY(family->read(config, plan));
-    if (!family->llama || plan->desc.positions != MHA_ENCODING_ROTARY) return MHA_OK;
+    if (family->read) MHA_TRY(family->read(config, plan));
+    if (!family->llama || family->fixed_rope || plan->desc.positions != MHA_ENCODING_ROTARY)
+        return MHA_OK;
     return family->ropes ? mhai_read_ropes(config, family->ropes, plan)
                          : mhai_read_rope(config, plan);
 }

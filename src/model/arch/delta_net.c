@@ -54,7 +54,5 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
 
 mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_attention_bias(config, plan));
-    if (plan->desc.head_dim == 0) plan->desc.head_dim = 256;
     return read_nets(config, plan);
 }

@@ -196,6 +196,21 @@ bool mhai_desc_is_usual(const mha_transformer_desc *d)
            d->grid_rows == 0;
 }
 
+mha_status mhai_read_activation(const mhai_config *config, const char *key, const char *usual,
+                                mha_feed_forward *kind)
+{
+    static const char *const acts[] = {"gelu",       "relu",  "gelu_new", "gelu_pytorch_tanh",
+                                       "quick_gelu", "relu2", "silu",     "swish"};
+    static const mha_feed_forward kinds[] = {
+        MHA_FEED_FORWARD_GELU,      MHA_FEED_FORWARD_RELU,       MHA_FEED_FORWARD_GELU_TANH,
+        MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_QUICK_GELU, MHA_FEED_FORWARD_RELU2,
+        MHA_FEED_FORWARD_SILU,      MHA_FEED_FORWARD_SILU};
+    int act;
+    MHA_TRY(mhai_config_choice(config, key, usual, acts, 8, &act));
+    *kind = kinds[act];
+    return MHA_OK;
+}
+
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
 {
     return mhai_put_count(root, "vocab_size", d->vocab_size) &&
@@ -207,7 +222,12 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
            mhai_put_text(root, "dtype", "float32") && mhai_put_text(root, "torch_dtype", "float32");
 }
 
-/* transformers prefers the usual name of a size to the family's own. */
+const char *mhai_size_key(const mhai_config *config, const char *own, const char *usual)
+{
+    return mhai_config_absent(config, own) && !mhai_config_absent(config, usual) ? usual : own;
+}
+
+/* transformers reads both names of a size as one field. */
 static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys *keys,
                                 const mha_transformer_desc *d)
 {
@@ -238,7 +258,10 @@ mha_status mhai_read_layer_count(const mhai_config *config, const mhai_family *f
     const char *keys[] = {"layer_types", family->kinds, family->pattern};
     int at = family->kinds ? 0 : 3;
     while (at < 3 && mhai_config_absent(config, keys[at])) at++;
-    if (at == 3) return mhai_config_count(config, family->keys->layers, 1, MHAI_MOST_LAYERS, count);
+    if (at == 3)
+        return mhai_config_count(
+            config, mhai_size_key(config, family->keys->layers, mhai_usual_keys.layers), 1,
+            MHAI_MOST_LAYERS, count);
     const json_t *value = json_object_get(config->root, keys[at]);
     int64_t said;
     *count = (int64_t)(at < 2 ? json_array_size(value) : json_string_length(value));
@@ -262,10 +285,12 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
     const bool given = family->latent || family->head_dim ||
                        (family->grouped && !mhai_config_absent(config, "head_dim"));
     MHA_TRY(mhai_config_count(config, "vocab_size", 1, MHAI_MOST_ENTRIES, &d->vocab_size));
-    MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &d->embed_dim));
+    MHA_TRY(mhai_config_count(config, mhai_size_key(config, keys->embed, mhai_usual_keys.embed), 1,
+                              MHAI_MOST_WIDTH, &d->embed_dim));
     if (inner) MHA_TRY(mhai_config_count(config, inner, 1, MHAI_MOST_WIDTH, &d->ff_dim));
     MHA_TRY(mhai_read_layer_count(config, family, &d->num_layers));
-    MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
+    MHA_TRY(mhai_config_count(config, mhai_size_key(config, keys->heads, mhai_usual_keys.heads), 1,
+                              MHAI_MOST_WIDTH, &d->num_heads));
     if (family->head_dim)
         MHA_TRY(mhai_config_count(config, family->head_dim, 1, MHAI_MOST_WIDTH, &d->head_dim));
     if (!given && d->embed_dim % d->num_heads != 0)
@@ -274,6 +299,8 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                               mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
     d->max_length = MHAI_MOST_POSITIONS;
     if (keys->positions)
-        MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
+        MHA_TRY(mhai_config_count(config,
+                                  mhai_size_key(config, keys->positions, mhai_usual_keys.positions),
+                                  1, MHAI_MOST_POSITIONS, &d->max_length));
     return check_aliases(config, keys, d);
 }

@@ -30,7 +30,7 @@ typedef struct mhai_shape_keys {
         *causal; /* positions NULL: any number */
 } mhai_shape_keys;
 
-extern const mhai_shape_keys mhai_usual_keys;
+extern const mhai_shape_keys mhai_usual_keys, mhai_gpt_keys; /* gpt_keys: of GPT-2 */
 
 /* The conversion of a weight of a file to a parameter. stored.c compares forms: those from
  * MHAI_FUSED to MHAI_FUSED_GROUPS are a part of a weight, those from MHAI_EXPERT on a part of a table
@@ -42,7 +42,7 @@ typedef enum mhai_weight_form {
     /* Rows of q, k and v, or of gate and up, concatenated. */
     MHAI_FUSED,
     MHAI_FUSED_TRANSPOSED,
-    MHAI_FUSED_HEADS,  /* for each head: its q, k and v */
+    MHAI_FUSED_HEADS,  /* for each head of k: the heads of q that share it, k and v */
     MHAI_FUSED_GATE,   /* for each head: its q and output gate */
     MHAI_FUSED_GROUPS, /* for each head of q of a gated delta net: its q, k, v and g, or its b and
                         * a */
@@ -58,7 +58,10 @@ typedef enum mhai_weight_form {
     MHAI_LAST_ROWS,    /* last rows of a longer table */
     MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
     MHAI_FOUR_AXES,    /* a vector, stored as [1, 1, n, 1] */
-    MHAI_ZEROS,        /* in no file: 0 */
+    /* In no file: */
+    MHAI_ZEROS,
+    MHAI_ONES,
+    MHAI_SLOPES,       /* ALiBi's; part 1: divided by sqrt(D) */
     MHAI_PAIRED_ROWS,  /* rows 2 k and 2 k + 1 of each head, which rotate as a pair */
     MHAI_LAST_FIRST,   /* of each head, the rows that rotate after the others */
     MHAI_MINUS_EXP,    /* stored as -exp() of the parameter */
@@ -122,23 +125,32 @@ typedef struct mhai_family {
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
-    const char *head_dim; /* the name of head_dim, which is required; NULL: that name */
-    const char *kinds;    /* another name of layer_types, whose length is the number of layers */
-    const char *pattern;  /* likewise, a text with a letter for each layer; NULL: none */
-    uint32_t shape;       /* MHA_MODEL_SHAPE_... */
-    const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
-    bool biases_qkv;      /* whether only q, k and v have biases */
-    bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
-    bool latent;          /* latent attention: head_dim follows from the sizes of a head's parts */
+    const char *head_dim;   /* the name of head_dim, which is required; NULL: that name */
+    const char *kinds;      /* another name of layer_types, whose length is the number of layers */
+    const char *pattern;    /* likewise, a text with a letter for each layer; NULL: none */
+    uint32_t shape;         /* MHA_MODEL_SHAPE_... */
+    const char *bias_key;   /* the field that sets the biases; NULL: shape sets them */
+    bool biases_qkv;        /* whether only q, k and v have biases */
+    int64_t usual_head_dim; /* the default of head_dim; 0: the width divided by the heads */
+    bool grouped;           /* num_key_value_heads, head_dim and sliding_window are read */
+    bool latent; /* latent attention: head_dim follows from the sizes of a head's parts */
 
     /* Describe the transformer. */
-    bool llama;     /* mhai_family_read() describes a Llama before read(), and its rotation after */
-    bool whole;     /* num_key_value_heads is required: its default in transformers is not one per
+    bool llama;   /* mhai_family_read() describes a Llama before read(), and its rotation after */
+    bool whole;   /* num_key_value_heads is required: its default in transformers is not one per
                      * head */
-    bool own_act;   /* read() reads the activation; otherwise it is SiLU */
-    double epsilon; /* the default of rms_norm_eps; 0: 1e-6 */
-    const char *layers;      /* before a layer's number */
-    bool shared;             /* all layers have the same weights; `layers` has no number */
+    bool own_act; /* read() reads the activation; otherwise it is SiLU, gated */
+    const char *act, *act_key;  /* the default of an activation without a gate, and its name; NULL:
+                                 * hidden_act */
+    const char *norm_key;       /* the epsilon of layer norms, "": 1e-5; NULL: RMS norms */
+    const char *ff_bias_key;    /* the field that sets biases of feed-forward layers, whose default
+                                 * is in flags; NULL: none */
+    uint32_t flags;             /* of mha_transformer_desc, besides those of attention's biases */
+    uint32_t layer_flags;       /* of each mha_layer_desc */
+    const char *const *refused; /* fields that must be unset, ended by NULL; NULL: none */
+    double epsilon;             /* the default of that of norms; 0: 1e-5, for RMS norms 1e-6 */
+    const char *layers;         /* before a layer's number */
+    bool shared;                /* all layers have the same weights; `layers` has no number */
     const char *prefix;      /* optional prefix of all names in other programs' files; "": none */
     const char *text_prefix; /* other prefix; NULL: none */
     bool text_part;          /* names may have the prefixes of a multimodal model's text part, and
@@ -146,9 +158,11 @@ typedef struct mhai_family {
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
     const char *inner;             /* a name that overrides intermediate_size; NULL: none */
+    bool wide;                     /* the default of intermediate_size is 4 times the width */
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
     const mhai_rope_kind *ropes;   /* NULL, or two in its place, with an object for each type of
                                     * layers in rope_parameters: without a window and with one */
+    bool fixed_rope;               /* read() describes the rotation */
     bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
     bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
@@ -162,7 +176,7 @@ typedef struct mhai_family {
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
                                                                     * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
-    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
+    mha_status (*read)(const mhai_config *config, mhai_family_plan *plan); /* NULL: nothing else */
     /* Whether a weight is ignored. NULL: ignore all weights outside layers, such as poolers and
      * output layers. */
     bool (*ignores)(const mhai_family_plan *plan, const char *name);
@@ -173,19 +187,20 @@ typedef struct mhai_family {
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
     X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert)   \
-    X(nomic_bert) X(deberta) X(deberta_v2) X(gpt2) X(gpt_neox) X(llama) X(mistral)                \
-    X(mixtral) X(qwen2) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)               \
-    X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole)          \
-    X(olmoe) X(lfm2_moe) X(smollm3) X(stablelm) X(glm4) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba) \
-    X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
-    X(cohere) X(cohere2)                                                                          \
-    X(bart) X(marian) X(t5) X(mt5) X(whisper)                                                     \
-    X(gemma3_whole) X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl)          \
-    X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss)     \
-    X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu) X(kimi_linear)            \
-    X(vit) X(dinov2) X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model)             \
-    X(clip_images) X(clip) X(siglip_vision_model) X(siglip_images) X(dinov3_vit)                  \
-    X(multihead)
+    X(nomic_bert) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo) X(gptj) X(phi)       \
+    X(opt) X(biogpt) X(bloom) X(mpt) X(falcon) X(gpt_neox) X(llama) X(mistral) X(mixtral)         \
+    X(qwen2) X(qwen2_moe) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next) X(qwen3_5)  \
+    X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole) X(olmoe)            \
+    X(lfm2_moe) X(smollm3) X(stablelm) X(glm) X(glm4) X(glm4_moe) X(dots1) X(minimax_m2)          \
+    X(ernie4_5_moe) X(arcee) X(seed_oss) X(internlm3) X(helium) X(ernie4_5) X(cwm) X(nemotron)    \
+    X(jais2) X(starcoder2) X(olmo) X(exaone4) X(granite_swa) X(olmo2) X(olmo3) X(olmo_hybrid)     \
+    X(bamba) X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2)           \
+    X(nemotron_h) X(cohere) X(cohere2) X(bart) X(marian) X(t5) X(mt5) X(whisper) X(gemma3_whole)  \
+    X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl) X(qwen2_vl_text)         \
+    X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss) X(deepseek_v2)       \
+    X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu) X(kimi_linear) X(vit) X(dinov2)          \
+    X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model) X(clip_images) X(clip)       \
+    X(siglip_vision_model) X(siglip_images) X(dinov3_vit) X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
 MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
@@ -237,9 +252,9 @@ extern const double mhai_imagenet_mean[3], mhai_imagenet_std[3], mhai_clip_mean[
 MHA_NODISCARD mha_status mhai_read_vision(const mhai_config *config, const mhai_vision *vision,
                                           mhai_family_plan *plan);
 
-/* Read hidden_act. */
-MHA_NODISCARD mha_status mhai_read_activation(const mhai_config *config, const char *usual,
-                                              mha_feed_forward *kind);
+/* Read an activation without a gate. */
+MHA_NODISCARD mha_status mhai_read_activation(const mhai_config *config, const char *key,
+                                              const char *usual, mha_feed_forward *kind);
 
 /* ViT's names of q, k and v. */
 #define MHAI_VIT_NAMES                                            \
@@ -292,6 +307,9 @@ MHA_NODISCARD mha_status mhai_bart_read_decoder(const mhai_config *config, mha_t
 /* Write the fields that have the same names in llama and bert. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 
+/* A family's name of a size, or the usual name if that alone is present. */
+const char *mhai_size_key(const mhai_config *config, const char *own, const char *usual);
+
 /* Read the number of layers: that of the list of kinds or of the pattern, if there is one. */
 MHA_NODISCARD mha_status mhai_read_layer_count(const mhai_config *config, const mhai_family *family,
                                                int64_t *count);
@@ -302,6 +320,25 @@ MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_f
 
 /* Read layer_heads and layer_kv_heads of this library's folders and of GGUF files. */
 MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan);
+
+/* Shared by GPT-2, GPT-J and their relatives. */
+#define MHAI_GPT_NAMES                                                      \
+    MHAI_NAME("embed_tokens", "wte"), MHAI_NAME("embed_positions", "wpe"),  \
+        MHAI_NAME("self_attn_norm", "ln_1"), MHAI_NAME("mlp_norm", "ln_2"), \
+        MHAI_NAME("norm", "ln_f")
+#define MHAI_GPT_LINEAR(o_proj, form)                                                  \
+    {"self_attn.o_proj", (o_proj), (form), 0}, {"mlp.up_proj", "mlp.c_fc", (form), 0}, \
+    {                                                                                  \
+        "mlp.down_proj", "mlp.c_proj", (form), 0                                       \
+    }
+#define MHAI_GPT_FILES(keys_, names_, biases, flags_)                                            \
+    .llama = true, .keys = (keys_), .shape = MHA_MODEL_SHAPE_CAUSAL | (biases), .layers = "h.",  \
+    .prefix = "transformer.", .names = (names_), .wide = true, .norm_key = "layer_norm_epsilon", \
+    .act_key = "activation_function", .flags = MHA_TRANSFORMER_FF_BIAS | (flags_),               \
+    .ignores = mhai_decoder_ignores
+
+/* Set the scale of all scores to 1. */
+MHA_NODISCARD mha_status mhai_leave_unscaled(mhai_family_plan *plan);
 
 /* Shared by decoders (decoder.c). Llama's names of weights: */
 #define MHAI_LLAMA_NAMES                            \
@@ -315,6 +352,15 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
     .ignores = mhai_decoder_ignores
 extern const mhai_weight_name mhai_llama_names[]; /* MHAI_LLAMA_NAMES alone */
 
+/* Falcon's and BLOOM's names in a layer, beside those of its norms. */
+#define MHAI_FALCON_NAMES                                                            \
+    {"self_attn.q_proj", "self_attention.query_key_value", MHAI_FUSED_HEADS, 0},     \
+        {"self_attn.k_proj", "self_attention.query_key_value", MHAI_FUSED_HEADS, 1}, \
+        {"self_attn.v_proj", "self_attention.query_key_value", MHAI_FUSED_HEADS, 2}, \
+        MHAI_NAME("self_attn.o_proj", "self_attention.dense"),                       \
+        MHAI_NAME("mlp.up_proj", "mlp.dense_h_to_4h"),                               \
+        MHAI_NAME("mlp.down_proj", "mlp.dense_4h_to_h"), MHAI_NAME("norm", "ln_f")
+
 /* Likewise if the folder may be that of a multimodal model. */
 #define MHAI_TEXT_FILES(names_, biases) MHAI_LLAMA_FILES(names_, biases), .text_part = true
 
@@ -326,10 +372,11 @@ MHA_NODISCARD mha_status mhai_read_qwen(const mhai_config *config, int64_t last,
                                         mhai_family_plan *plan);
 MHA_NODISCARD mha_status mhai_read_qwen3(const mhai_config *config, mhai_family_plan *plan);
 
-/* Read attention_bias; mhai_read_biases() also reads mlp_bias. */
+/* Read a boolean field that sets flags of mha_transformer_desc. */
+MHA_NODISCARD mha_status mhai_read_flag(const mhai_config *config, const char *key, bool usual,
+                                        uint32_t flags, mhai_family_plan *plan);
 MHA_NODISCARD mha_status mhai_read_attention_bias(const mhai_config *config,
                                                   mhai_family_plan *plan);
-MHA_NODISCARD mha_status mhai_read_biases(const mhai_config *config, mhai_family_plan *plan);
 
 /* Require head_dim, if present, to be the width divided by the heads, for families in which
  * transformers partly ignores it. */
@@ -338,6 +385,8 @@ MHA_NODISCARD mha_status mhai_check_head_dim(const mhai_config *config,
 
 /* Reject a config.json without a rotation, for families whose default is scaled. */
 MHA_NODISCARD mha_status mhai_require_rope(const mhai_config *config);
+
+extern const mhai_rope_kind mhai_half_rope; /* the usual names; half of each head rotates */
 
 /* Read a number of the rotation from rope_scaling or rope_parameters. mhai_read_rope() rejects
  * values that differ. */
@@ -350,11 +399,6 @@ MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_p
 /* Read two rotations, for layers without a window and with one. */
 MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
                                          mhai_family_plan *plan);
-
-/* Read attention_bias of layers whose queries and keys are normalised. flags: of mha_layer_desc, for
- * every layer. */
-MHA_NODISCARD mha_status mhai_read_normed(const mhai_config *config, uint32_t flags,
-                                          mhai_family_plan *plan);
 
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
@@ -495,12 +539,12 @@ MHA_NODISCARD mha_status mhai_read_granite_experts(const mhai_config *config, bo
     {                                                                               \
         "self_attn.v_b_proj", "self_attn.kv_b_proj", MHAI_FUSED_HEADS, 1            \
     }
-#define MHAI_DEEPSEEK_NAMES                                                       \
-    MHAI_LATENT_NAMES, MHAI_EXPERT_NAMES,                                         \
-        MHAI_NAME("mlp.score_bias", "mlp.gate.e_score_correction_bias"),          \
-        MHAI_NAME("mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"), \
-        MHAI_NAME("mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"),     \
+#define MHAI_SHARED_EXPERT_NAMES                                                        \
+    MHAI_EXPERT_NAMES, MHAI_NAME("mlp.score_bias", "mlp.gate.e_score_correction_bias"), \
+        MHAI_NAME("mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"),       \
+        MHAI_NAME("mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"),           \
         MHAI_NAME("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj")
+#define MHAI_DEEPSEEK_NAMES MHAI_LATENT_NAMES, MHAI_SHARED_EXPERT_NAMES
 #define MHAI_LATENT_FILES(names_)                                                              \
     .llama = true, .keys = &mhai_usual_keys, .shape = MHA_MODEL_SHAPE_CAUSAL, .grouped = true, \
     .latent = true, .layers = "layers.", .prefix = "model.", .names = names_,                  \
@@ -524,7 +568,7 @@ bool mhai_latent_ignores(const mhai_family_plan *plan, const char *name);
         MHAI_NAME("delta_net", "linear_attn")
 #define MHAI_DELTA_FILES(names_)                                             \
     MHAI_TEXT_FILES(names_, 0), .whole = true, .bias_key = "attention_bias", \
-                                .rope = &mhai_delta_rope, .partial = true
+                                .usual_head_dim = 256, .rope = &mhai_delta_rope, .partial = true
 extern const mhai_rope_kind mhai_delta_rope;
 MHA_NODISCARD mha_status mhai_read_delta(const mhai_config *config, mhai_family_plan *plan);
 
@@ -555,6 +599,12 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Whether all layers are equal, plain and sequential, as llama and bert require. */
 bool mhai_desc_is_usual(const mha_transformer_desc *d);
+
+/* Whether weights of this form are in no file. */
+static inline bool mhai_form_is_made(mhai_weight_form form)
+{
+    return form >= MHAI_ZEROS && form <= MHAI_SLOPES;
+}
 
 static inline bool mhai_desc_has(const mha_transformer_desc *d, uint32_t flag)
 {

@@ -1,5 +1,5 @@
-/* GLM 4 (0414): norms before and after each block, a rotation of neighbouring elements in half of
- * each head, and fused gate and up projections. */
+/* GLM 4: a rotation of neighbouring elements in half of each head, and fused gate and up projections.
+ * GLM 4 0414 (glm4): norms also after each block. */
 #include "model/arch/family.h"
 
 static const mhai_weight_name names[] = {
@@ -10,24 +10,12 @@ static const mhai_weight_name names[] = {
     {"mlp.up_proj", "mlp.gate_up_proj", MHAI_FUSED, 1},
     MHAI_NAME(NULL, NULL)};
 
-static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor", 1e4, 0.5, true};
-
-static mha_status read_glm4(const mhai_config *config, mhai_family_plan *plan)
-{
-    mha_transformer_desc *d = &plan->desc;
-    bool biased;
-    MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));
-    d->flags |= MHA_TRANSFORMER_BRANCH_NORM | (biased ? MHA_TRANSFORMER_QKV_BIAS : 0);
-    if (d->head_dim == 0) d->head_dim = 128;
-    return mhai_flag_layers(plan, MHA_LAYER_ROPE_INTERLEAVED);
-}
-
-const mhai_family mhai_family_glm4 = {.model_type = "glm4",
-                                      MHAI_LLAMA_FILES(names, MHA_MODEL_SHAPE_QKV_BIAS),
-                                      .epsilon = 1.5625e-7,
-                                      .whole = true,
-                                      .bias_key = "attention_bias",
-                                      .biases_qkv = true,
-                                      .rope = &rope,
-                                      .partial = true,
-                                      .read = read_glm4};
+#define GLM(type, flags_)                                                                      \
+    {                                                                                          \
+        .model_type = (type), MHAI_LLAMA_FILES(names, MHA_MODEL_SHAPE_QKV_BIAS),               \
+        .epsilon = 1.5625e-7, .whole = true, .bias_key = "attention_bias", .biases_qkv = true, \
+        .usual_head_dim = 128, .flags = (flags_), .layer_flags = MHA_LAYER_ROPE_INTERLEAVED,   \
+        .rope = &mhai_half_rope, .partial = true                                               \
+    }
+const mhai_family mhai_family_glm = GLM("glm", 0);
+const mhai_family mhai_family_glm4 = GLM("glm4", MHA_TRANSFORMER_BRANCH_NORM);

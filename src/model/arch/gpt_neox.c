@@ -15,47 +15,30 @@ static const mhai_weight_name names[] = {
     MHAI_NAME("norm", "final_layer_norm"),
     MHAI_NAME("lm_head", "embed_out"),
     MHAI_NAME(NULL, NULL)};
-
 static const mhai_rope_kind rope = {.base = "rotary_emb_base",
                                     .part = "rotary_pct",
                                     .usual_base = 1e4,
                                     .usual_part = 0.25,
                                     .scales = true};
-
 static mha_status read_gpt_neox(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const acts[] = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu"};
-    static const mha_feed_forward kinds[] = {MHA_FEED_FORWARD_GELU, MHA_FEED_FORWARD_GELU_TANH,
-                                             MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_RELU};
-    mha_transformer_desc *d = &plan->desc;
-    bool biased, parallel, tied;
-    int act;
-    MHA_TRY(mhai_read_sizes(config, &mhai_family_gpt_neox, "intermediate_size", d));
-    MHA_TRY(mhai_check_head_dim(config, d));
-    MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 4, &act));
-    MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));
-    MHA_TRY(mhai_config_bool(config, "use_parallel_residual", true, &parallel));
-    MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", false, &tied));
-    d->flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_FF_BIAS;
-    if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
-    if (parallel) d->flags |= MHA_TRANSFORMER_PARALLEL;
-    if (tied) d->flags |= MHA_TRANSFORMER_TIED;
-    d->norm = MHA_NORM_LAYER;
-    d->positions = MHA_ENCODING_ROTARY;
-    d->feed_forward = kinds[act];
-    return mhai_read_rope(config, plan);
+    MHA_TRY(mhai_check_head_dim(config, &plan->desc));
+    return mhai_read_flag(config, "use_parallel_residual", true, MHA_TRANSFORMER_PARALLEL, plan);
 }
 
-const mhai_family mhai_family_gpt_neox = {
-    .model_type = "gpt_neox",
-    .keys = &mhai_usual_keys,
-    .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
-    .bias_key = "attention_bias",
-    .rope = &rope,
-    .partial = true,
-    .layers = "layers.",
-    .prefix = "gpt_neox.",
-    .names = names,
-    .read = read_gpt_neox,
-    .ignores = mhai_decoder_ignores};
+#define BIASES MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS
+const mhai_family mhai_family_gpt_neox = {.model_type = "gpt_neox",
+                                          .llama = true,
+                                          .keys = &mhai_usual_keys,
+                                          .shape = MHA_MODEL_SHAPE_CAUSAL | BIASES,
+                                          .bias_key = "attention_bias",
+                                          .act = "gelu",
+                                          .norm_key = "layer_norm_eps",
+                                          .flags = MHA_TRANSFORMER_FF_BIAS,
+                                          .rope = &rope,
+                                          .partial = true,
+                                          .layers = "layers.",
+                                          .prefix = "gpt_neox.",
+                                          .names = names,
+                                          .read = read_gpt_neox,
+                                          .ignores = mhai_decoder_ignores};

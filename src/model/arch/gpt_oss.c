@@ -43,15 +43,10 @@ static mha_status read_gpt_oss(const mhai_config *config, mhai_family_plan *plan
                                            .usual = true,
                                            .flags = MHA_EXPERTS_BIAS};
     mha_transformer_desc *d = &plan->desc;
-    bool biased;
     MHA_TRY(check_activation(config));
-    MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));
-    if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
-    if (d->head_dim == 0) d->head_dim = 64;
     d->feed_forward = MHA_FEED_FORWARD_SWIGLU_CLAMPED;
     MHA_TRY(mhai_read_windows(config, 128, 0, 2, plan));
     MHA_TRY(mhai_read_experts(config, &kind, plan));
-    MHA_TRY(mhai_flag_layers(plan, MHA_LAYER_SINKS));
     return mhai_require_rope(config);
 }
 
@@ -63,5 +58,7 @@ const mhai_family mhai_family_gpt_oss = {
     .own_act = true,
     .mxfp4 = true,
     .bias_key = "attention_bias",
+    .usual_head_dim = 64,
+    .layer_flags = MHA_LAYER_SINKS,
     .rope = &rope,
     .read = read_gpt_oss};

@@ -14,7 +14,6 @@ static mha_status read_hybrid(const mhai_config *config, mhai_family_plan *plan)
     int rotates;
     MHA_TRY(mhai_config_optional(config, "shared_intermediate_size", 1, MHAI_MOST_WIDTH, 1024,
                                  &d->ff_dim));
-    MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(mhai_config_choice(config, "position_embedding_type", kinds[0], kinds, 2, &rotates));
     MHA_TRY(mhai_read_state_spaces(config, &mhai_mamba_keys, &mixing, plan));
     MHA_TRY(mhai_read_granite_experts(config, true, d->ff_dim, plan));

@@ -21,7 +21,6 @@ mha_status mhai_read_granite_experts(const mhai_config *config, bool may_lack, i
 
 static mha_status read_moe(const mhai_config *config, int64_t shared, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(mhai_read_granite_experts(config, false, shared, plan));
     return mhai_read_multipliers(config, plan);
 }

@@ -45,4 +45,4 @@ const mhai_family mhai_family_llama = {.model_type = "llama",
                                        .bias_key = "attention_bias",
                                        .fits = fits_llama,
                                        .write = write_llama,
-                                       .read = mhai_read_biases};
+                                       .ff_bias_key = "mlp_bias"};

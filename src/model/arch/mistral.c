@@ -13,7 +13,6 @@ static mha_status read_mistral(const mhai_config *config, mhai_family_plan *plan
 static mha_status read_ministral3(const mhai_config *config, mhai_family_plan *plan)
 {
     double beta, length;
-    if (plan->desc.head_dim == 0) plan->desc.head_dim = 128;
     MHA_TRY(mhai_read_windows(config, 0, 0, 0, plan));
     MHA_TRY(mhai_require_rope(config));
     MHA_TRY(mhai_rope_number(config, "llama_4_scaling_beta", 0, &beta));
@@ -28,14 +27,14 @@ static mha_status read_ministral3(const mhai_config *config, mhai_family_plan *p
     return MHA_OK;
 }
 
-#define MISTRAL(type, whole_, epsilon_, reader)                                            \
-    {                                                                                      \
-        .model_type = (type), .text_type = (whole_), MHAI_TEXT_FILES(mhai_llama_names, 0), \
-        .whole = true, .epsilon = (epsilon_), .read = (reader)                             \
+#define MISTRAL(type, whole_, epsilon_, head_dim_, reader)                                    \
+    {                                                                                         \
+        .model_type = (type), .text_type = (whole_), MHAI_TEXT_FILES(mhai_llama_names, 0),    \
+        .whole = true, .epsilon = (epsilon_), .usual_head_dim = (head_dim_), .read = (reader) \
     }
-const mhai_family mhai_family_mistral = MISTRAL("mistral", NULL, 0, read_mistral);
-const mhai_family mhai_family_ministral = MISTRAL("ministral", NULL, 0, read_mistral);
-const mhai_family mhai_family_ministral3 = MISTRAL("ministral3", NULL, 1e-5, read_ministral3);
-const mhai_family mhai_family_mistral3 = MISTRAL("mistral3", "mistral", 0, read_mistral);
+const mhai_family mhai_family_mistral = MISTRAL("mistral", NULL, 0, 0, read_mistral);
+const mhai_family mhai_family_ministral = MISTRAL("ministral", NULL, 0, 0, read_mistral);
+const mhai_family mhai_family_ministral3 = MISTRAL("ministral3", NULL, 1e-5, 128, read_ministral3);
+const mhai_family mhai_family_mistral3 = MISTRAL("mistral3", "mistral", 0, 0, read_mistral);
 const mhai_family mhai_family_mistral3_later =
-    MISTRAL("mistral3", "ministral3", 1e-5, read_ministral3);
+    MISTRAL("mistral3", "ministral3", 1e-5, 128, read_ministral3);

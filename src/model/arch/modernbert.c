@@ -54,7 +54,8 @@ static mha_status read_modernbert(const mhai_config *config, mhai_family_plan *p
     MHA_TRY(mhai_config_real(config, "norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "norm_bias", false, &biased));
     MHA_TRY(mhai_config_choice(config, "hidden_activation", acts[0], acts, 3, &act));
-    MHA_TRY(mhai_read_biases(config, plan));
+    MHA_TRY(mhai_read_attention_bias(config, plan));
+    MHA_TRY(mhai_read_flag(config, "mlp_bias", false, MHA_TRANSFORMER_FF_BIAS, plan));
     d->norm = MHA_NORM_LAYER;
     d->positions = MHA_ENCODING_ROTARY;
     d->feed_forward = kinds[act];

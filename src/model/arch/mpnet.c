@@ -30,7 +30,7 @@ static mha_status read_mpnet(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_optional(config, "relative_attention_num_buckets", BUCKETS, BUCKETS,
                                  BUCKETS, &buckets));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-12, 0, 1, &d->norm_epsilon));
-    MHA_TRY(mhai_read_activation(config, "gelu", &kind));
+    MHA_TRY(mhai_read_activation(config, "hidden_act", "gelu", &kind));
     mhai_bert_describe(kind, d);
     d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
     MHA_TRY(mhai_skip_padding(config, PADDING, plan));

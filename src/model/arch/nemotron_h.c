@@ -49,17 +49,13 @@ static mha_status read_nemotron(const mhai_config *config, mhai_family_plan *pla
                           .attention.flags = MHA_LAYER_NO_FEED_FORWARD,
                           .list = "layers_block_type"};
     double least;
-    bool biased;
     int unused;
     d->positions = MHA_ENCODING_NONE;
     d->feed_forward = MHA_FEED_FORWARD_RELU2;
     d->flags &= ~(uint32_t)MHA_TRANSFORMER_TIED; /* transformers ignores the setting */
-    if (d->head_dim == 0) d->head_dim = 128;
     MHA_TRY(mhai_config_real(config, "layer_norm_epsilon", 1e-5, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_choice(config, "mlp_hidden_act", acts[0], acts, 1, &unused));
     MHA_TRY(mhai_config_choice(config, "mamba_hidden_act", gates[0], gates, 2, &unused));
-    MHA_TRY(mhai_config_bool(config, "mlp_bias", false, &biased));
-    if (biased) d->flags |= MHA_TRANSFORMER_FF_BIAS;
     MHA_TRY(mhai_config_unset(config, "mamba_dt_min"));
     MHA_TRY(mhai_config_number(config, "time_step_min", 1e-3, &least)); /* not time_step_limit */
     if (least > 1e9)
@@ -73,6 +69,8 @@ const mhai_family mhai_family_nemotron_h = {.model_type = "nemotron_h",
                                             MHAI_LLAMA_FILES(names, 0),
                                             .whole = true,
                                             .own_act = true,
+                                            .usual_head_dim = 128,
+                                            .ff_bias_key = "mlp_bias",
                                             .text_prefix = "backbone.",
                                             .kinds = "layers_block_type",
                                             .pattern = "hybrid_override_pattern",

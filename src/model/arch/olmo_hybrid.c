@@ -81,7 +81,6 @@ static bool rotates(const mhai_config *config)
 
 static mha_status read_olmo_hybrid(const mhai_config *config, mhai_family_plan *plan)
 {
-    MHA_TRY(mhai_read_attention_bias(config, plan));
     MHA_TRY(read_nets(config, plan));
     if (!rotates(config)) plan->desc.positions = MHA_ENCODING_NONE;
     return MHA_OK;

@@ -8,7 +8,6 @@ static const mhai_rope_kind ropes[] = {{NULL, "rope_theta", "partial_rotary_fact
 
 static mha_status read_qwen2_vl(const mhai_config *config, mhai_family_plan *plan)
 {
-    plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS;
     return mhai_read_qwen(config, 80, plan);
 }
 
@@ -33,7 +32,7 @@ const mhai_family mhai_family_qwen2_5_vl = QWEN2("qwen2_5_vl", "qwen2_5_vl_text"
     {                                                                                          \
         .model_type = (type), .text_type = (whole_), .whole = true,                            \
         MHAI_TEXT_FILES(mhai_llama_names, 0), .bias_key = "attention_bias", .rope = &ropes[1], \
-        .read = read_qwen3_vl                                                                  \
+        .usual_head_dim = 128, .layer_flags = MHA_LAYER_QK_NORM, .read = read_qwen3_vl         \
     }
 const mhai_family mhai_family_qwen3_vl_text = QWEN3("qwen3_vl_text", NULL);
 const mhai_family mhai_family_qwen3_vl = QWEN3("qwen3_vl", "qwen3_vl_text");

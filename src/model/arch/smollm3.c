@@ -33,7 +33,6 @@ static mha_status read_unrotated(const mhai_config *config, mhai_family_plan *pl
 static mha_status read_smollm3(const mhai_config *config, mhai_family_plan *plan)
 {
     bool windowed;
-    MHA_TRY(mhai_read_biases(config, plan));
     MHA_TRY(mhai_config_bool(config, "use_sliding_window", false, &windowed));
     if (windowed && mhai_config_absent(config, "layer_types"))
         return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "use_sliding_window",
@@ -46,6 +45,7 @@ const mhai_family mhai_family_smollm3 = {.model_type = "smollm3",
                                          MHAI_LLAMA_FILES(mhai_llama_names, 0),
                                          .whole = true,
                                          .bias_key = "attention_bias",
+                                         .ff_bias_key = "mlp_bias",
                                          .rope = &rope,
                                          .tied = true,
                                          .read = read_smollm3};

@@ -53,20 +53,6 @@ static mha_status read_grid(const mhai_config *config, const mhai_vision *v, mha
     return MHA_OK;
 }
 
-mha_status mhai_read_activation(const mhai_config *config, const char *usual,
-                                mha_feed_forward *kind)
-{
-    static const char *const acts[] = {"gelu", "relu", "gelu_new", "gelu_pytorch_tanh",
-                                       "quick_gelu"};
-    static const mha_feed_forward kinds[] = {MHA_FEED_FORWARD_GELU, MHA_FEED_FORWARD_RELU,
-                                             MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_GELU_TANH,
-                                             MHA_FEED_FORWARD_QUICK_GELU};
-    int act;
-    MHA_TRY(mhai_config_choice(config, "hidden_act", usual, acts, 5, &act));
-    *kind = kinds[act];
-    return MHA_OK;
-}
-
 mha_status mhai_read_vision(const mhai_config *config, const mhai_vision *v, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
@@ -81,7 +67,7 @@ mha_status mhai_read_vision(const mhai_config *config, const mhai_vision *v, mha
         return mhai_config_fail(MHA_ERR_MODEL, config, "hidden_size",
                                 "is %lld, not a multiple of num_attention_heads %lld",
                                 (long long)d->embed_dim, (long long)d->num_heads);
-    if (!v->own_act) MHA_TRY(mhai_read_activation(config, v->act, &d->feed_forward));
+    if (!v->own_act) MHA_TRY(mhai_read_activation(config, "hidden_act", v->act, &d->feed_forward));
     MHA_TRY(mhai_config_bool(config, "qkv_bias", true, &biased));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", v->epsilon, 0, 1, &d->norm_epsilon));
     d->norm = MHA_NORM_LAYER;
