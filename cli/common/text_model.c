@@ -17,16 +17,22 @@
  * Opening
  * --------------------------------------------------------------------------------------------- */
 
+static bool reads_audio(const text_model *model)
+{
+    const mha_model *encoder = mha_model_encoder(model->model);
+    mha_audio_input input = {.struct_size = sizeof input};
+    return mha_model_audio_input(encoder ? encoder : model->model, &input) == MHA_OK;
+}
+
 static mha_status describe(uint32_t flags, text_model *model)
 {
     mha_model_info info = {.struct_size = sizeof info};
     mha_model *encoder = mha_model_encoder(model->model);
-    mha_hearing hearing = {.struct_size = sizeof hearing};
-    if (mha_model_hearing(encoder ? encoder : model->model, &hearing) == MHA_OK)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: %s", model->folder,
-                        encoder ? "its encoder reads audio; use 'generate --audio' or the Python "
-                                  "package"
-                                : "the encoder reads audio; use the Python package");
+    if (reads_audio(model))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: its encoder reads audio; use 'generate --audio', 'view --audio' or "
+                        "the Python package",
+                        model->folder);
     MHA_TRY(mha_model_describe(model->model, &info));
     if (info.patch_size > 0 && !(flags & MHA_MODEL_IMAGES))
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -58,7 +64,7 @@ cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_
     return text_model_open_for(folder, threads, spread ? 0 : MHA_MODEL_UNDIVIDED, model);
 }
 
-cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags, text_model *model)
+static cli_exit load(const char *folder, int64_t threads, uint32_t flags, text_model *model)
 {
     const bool spread = !(flags & MHA_MODEL_UNDIVIDED);
     const mha_model_options how = {
@@ -67,8 +73,28 @@ cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags
     CLI_TRY(maps_name_of_path(folder, &model->name));
     CLI_TRY(context_make(MHA_ISA_AUTO, threads, &model->context));
     CLI_TRY(cli_check(mha_model_load(model->context, folder, &how, &model->model)));
-    CLI_TRY(arena_keep(model->model, destroy_model));
+    return arena_keep(model->model, destroy_model);
+}
+
+cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags, text_model *model)
+{
+    CLI_TRY(load(folder, threads, flags, model));
     return cli_check(describe(flags, model));
+}
+
+cli_exit text_model_open_audio(const char *folder, int64_t threads, text_model *model)
+{
+    mha_model_info info = {.struct_size = sizeof info};
+    CLI_TRY(load(folder, threads, MHA_MODEL_UNDIVIDED, model));
+    if (!reads_audio(model))
+        return cli_fail(CLI_UNSUPPORTED, "--audio: %s does not read audio", folder);
+    CLI_TRY(cli_check(mha_model_describe(model->model, &info)));
+    snprintf(model->architecture, sizeof model->architecture, "%s", info.architecture);
+    model->layers = info.layers;
+    model->heads = info.heads;
+    mha_transformer_describe(mha_model_transformer(model->model), &model->desc);
+    model->max_length = model->desc.max_length; /* info also counts the encoder's rows */
+    return CLI_OK;
 }
 
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,

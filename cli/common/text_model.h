@@ -43,6 +43,9 @@ cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_
 cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags,
                              text_model *model);
 
+/* The same for a model that reads audio; another one is an error. encoder is not set. */
+cli_exit text_model_open_audio(const char *folder, int64_t threads, text_model *model);
+
 /* Close the model early and free its memory. */
 void text_model_close(text_model *model);
 
