@@ -187,7 +187,7 @@ typedef struct mhai_family {
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
     X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert)   \
-    X(nomic_bert) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo) X(gptj) X(phi)       \
+    X(nomic_bert) X(nomic_bert_old) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo) X(gptj) X(phi)       \
     X(opt) X(biogpt) X(bloom) X(mpt) X(falcon) X(gpt_neox) X(llama) X(mistral) X(mixtral)         \
     X(qwen2) X(qwen2_moe) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next) X(qwen3_5)  \
     X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole) X(olmoe)            \
