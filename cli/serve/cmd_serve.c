@@ -38,7 +38,8 @@ const args_page serve_page = {
                 "multihead serve MODEL --port 8000",
     .notes = "The address of the page is printed on stdout. It contains a random token, which\n"
              "every request needs. The page loads nothing from elsewhere. Ctrl-C or the button\n"
-             "on the page ends the program. docs/serve.md is the manual.",
+             "on the page ends the program. TEXT is the source of an encoder-decoder.\n"
+             "docs/serve.md is the manual.",
     .takes = "MODEL [TEXT]",
     .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),

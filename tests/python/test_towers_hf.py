@@ -529,7 +529,6 @@ def test_wrong_pairs_of_the_package(folders):
 
 
 @pytest.mark.parametrize("arguments, error", [
-    (("serve", ""), "an encoder-decoder needs two texts"),
     (("generate", "", "--chat", "x"), "--chat: "), (("generate", ""), "give TEXT, which its encoder reads"),
     (("view", "", "x"), "takes two texts, a source and a target"), (("perplexity", "", "--text", __file__), "does not predict"),
     (("view", "encoder", "x", "--self"), "--self: "), (("generate", "encoder", "x"), "does not predict the next token"),
