@@ -57,7 +57,7 @@ mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *famil
     MHA_TRY(
         mhai_config_optional(config, "type_vocab_size", 0, MHAI_MOST_ENTRIES, 0, &d->type_count));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-7, 0, 1, &d->norm_epsilon));
-    MHA_TRY(mhai_read_activation(config, "gelu", &kind));
+    MHA_TRY(mhai_read_activation(config, "hidden_act", "gelu", &kind));
     mhai_bert_describe(kind, d);
     d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
     MHA_TRY(mhai_config_bool(config, "position_biased_input", true, &placed));
