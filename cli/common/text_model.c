@@ -17,20 +17,26 @@
  * Opening
  * --------------------------------------------------------------------------------------------- */
 
+static bool reads_audio(const text_model *model)
+{
+    const mha_model *encoder = mha_model_encoder(model->model);
+    mha_audio_input input = {.struct_size = sizeof input};
+    return mha_model_audio_input(encoder ? encoder : model->model, &input) == MHA_OK;
+}
+
 static mha_status describe(uint32_t flags, text_model *model)
 {
     mha_model_info info = {.struct_size = sizeof info};
     mha_model *encoder = mha_model_encoder(model->model);
-    mha_hearing hearing = {.struct_size = sizeof hearing};
-    if (mha_model_hearing(encoder ? encoder : model->model, &hearing) == MHA_OK)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: %s", model->folder,
-                        encoder ? "its encoder reads audio; use 'generate --audio' or the Python "
-                                  "package"
-                                : "the encoder reads audio; use the Python package");
+    if (reads_audio(model))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: its encoder reads audio; use 'generate --audio', 'view --audio' or "
+                        "the Python package",
+                        model->folder);
     MHA_TRY(mha_model_describe(model->model, &info));
     if (info.patch_size > 0 && !(flags & MHA_MODEL_IMAGES))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: the model reads images, not texts; see 'multihead view --image'",
+                        "%s: the model reads images, not texts; give --image FILE to view or heads",
                         model->folder);
     snprintf(model->architecture, sizeof model->architecture, "%s", info.architecture);
     model->net = mha_model_transformer(model->model);
@@ -58,7 +64,7 @@ cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_
     return text_model_open_for(folder, threads, spread ? 0 : MHA_MODEL_UNDIVIDED, model);
 }
 
-cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags, text_model *model)
+static cli_exit load(const char *folder, int64_t threads, uint32_t flags, text_model *model)
 {
     const bool spread = !(flags & MHA_MODEL_UNDIVIDED);
     const mha_model_options how = {
@@ -67,8 +73,28 @@ cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags
     CLI_TRY(maps_name_of_path(folder, &model->name));
     CLI_TRY(context_make(MHA_ISA_AUTO, threads, &model->context));
     CLI_TRY(cli_check(mha_model_load(model->context, folder, &how, &model->model)));
-    CLI_TRY(arena_keep(model->model, destroy_model));
+    return arena_keep(model->model, destroy_model);
+}
+
+cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags, text_model *model)
+{
+    CLI_TRY(load(folder, threads, flags, model));
     return cli_check(describe(flags, model));
+}
+
+cli_exit text_model_open_audio(const char *folder, int64_t threads, text_model *model)
+{
+    mha_model_info info = {.struct_size = sizeof info};
+    CLI_TRY(load(folder, threads, MHA_MODEL_UNDIVIDED, model));
+    if (!reads_audio(model))
+        return cli_fail(CLI_UNSUPPORTED, "--audio: %s does not read audio", folder);
+    CLI_TRY(cli_check(mha_model_describe(model->model, &info)));
+    snprintf(model->architecture, sizeof model->architecture, "%s", info.architecture);
+    model->layers = info.layers;
+    model->heads = info.heads;
+    mha_transformer_describe(mha_model_transformer(model->model), &model->desc);
+    model->max_length = model->desc.max_length; /* info also counts the encoder's rows */
+    return CLI_OK;
 }
 
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
@@ -192,6 +218,20 @@ cli_exit text_model_encode_source(const text_model *model, const text_limits *li
                                   const char *text, size_t bytes, mha_tokens **tokens)
 {
     return encode(model, mha_model_encoder(model->model), limits, text, bytes, NULL, 0, tokens);
+}
+
+cli_exit text_model_read_image(const text_model *model, const char *path, mha_tokens **tokens)
+{
+    mha_image image = {.struct_size = sizeof image};
+    CLI_TRY(ARENA_ALLOC(1, tokens));
+    (*tokens)->struct_size = sizeof **tokens;
+    CLI_TRY(cli_check(mha_image_load(path, &image)));
+    const mha_status status = mha_tokens_read_image(model->model, &image, *tokens);
+    mha_image_free(&image);
+    if (status == MHA_ERR_UNSUPPORTED)
+        return cli_fail(CLI_UNSUPPORTED, "%s: %s; give a text", model->folder, mha_error_detail());
+    CLI_TRY(cli_check(status));
+    return arena_keep(*tokens, free_tokens);
 }
 
 /* ------------------------------------------------------------------------------------------------

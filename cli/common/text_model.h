@@ -43,6 +43,9 @@ cli_exit text_model_open(const char *folder, int64_t threads, bool spread, text_
 cli_exit text_model_open_for(const char *folder, int64_t threads, uint32_t flags,
                              text_model *model);
 
+/* The same for a model that reads audio; another one is an error. encoder is not set. */
+cli_exit text_model_open_audio(const char *folder, int64_t threads, text_model *model);
+
 /* Close the model early and free its memory. */
 void text_model_close(text_model *model);
 
@@ -84,6 +87,9 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
 /* The same for the input of model.encoder. */
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, mha_tokens **tokens);
+
+/* The patches of an image file. Errors are printed. */
+cli_exit text_model_read_image(const text_model *model, const char *path, mha_tokens **tokens);
 
 /* Report the progress of a study. */
 struct progress;

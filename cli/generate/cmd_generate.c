@@ -7,9 +7,9 @@
 #include "common/option_rows.h"
 #include "common/signals.h"
 #include "common/text_model.h"
+#include "generate/generate_audio.h"
 #include "generate/generate_stream.h"
 
-#include <multihead/audio.h>
 #include <multihead/generation.h>
 
 #include <inttypes.h>
@@ -21,11 +21,11 @@ typedef struct generate_options {
     int64_t top_k, seed, max_tokens, threads;
     args_texts stops;
     cache_options cache;
-    int ids, chat, stats, quiet, compute;
+    int ids, chat, stats, quiet, compute, words;
     const char *audio;
 } generate_options;
 
-static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
+static const char *const computes[] = {"f32", "int8", "bf16", "tiles", NULL}; /* mha_compute */
 
 static const args_option option_table[] = {
     ROW_HEADING("Sampling (default: greedy, the most likely token)"),
@@ -44,7 +44,8 @@ static const args_option option_table[] = {
                .needs = "--temperature, --top-k, --top-p or --min-p"),
     ROW_HEADING("Length"),
     ROW_NUMBER("max-tokens", generate_options, max_tokens, 0, INT64_C(1) << 31,
-               "generate at most N tokens; default 64"),
+               "generate at most N tokens; default 64. With --audio\nin each window of 30 s; "
+               "default: all positions"),
     ROW_TEXTS(0, "stop", generate_options, stops, "TEXT", "stop before this text; may be repeated"),
     ROW_HEADING("The cache of keys and values"),
     CACHE_ROWS(generate_options, cache, "text"),
@@ -56,13 +57,19 @@ static const args_option option_table[] = {
              "print the end tokens, tokens per second and the size\nof the cache on stderr"),
     ROW_TEXT("audio", generate_options, audio, "FILE.wav",
              "transcribe a recording with Whisper (mono, 16 kHz);\n"
-             "TEXT then begins the transcript: its special tokens"),
+             "TEXT then replaces the model's first tokens",
+             .excludes = "--stop --chat"),
+    ROW_FLAG(0, "word-timestamps", generate_options, words, 1,
+             "print each word with its begin and end in seconds;\nwith --stats also how well each "
+             "head follows the audio",
+             .needs = "--audio FILE.wav", .excludes = "--ids"),
     ROW_FLAG(
         0, "ids", generate_options, ids, 1,
         "read and print token ids instead of text, for models\nwhose tokenizer is not supported"),
     ROW_CHOICE("compute", generate_options, compute, computes,
                "set the arithmetic of linear layers; default f32. int8\n(for weights stored in "
-               "blocks: Q4_0, Q8_0, Q4_K ...)\nand bf16 are faster but less accurate"),
+               "blocks: Q4_0, Q8_0, Q4_K ...)\nand bf16 are faster but less accurate; tiles: "
+               "bf16\nas AMX computes it, with the same result everywhere"),
     ROW_THREADS(generate_options),
     ROW_QUIET(generate_options, "print no notes on stderr, only errors"),
     ROW_HELP,
@@ -74,6 +81,7 @@ const args_page generate_page = {
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
                 "multihead generate smollm2.gguf --chat \"What is attention?\" --stats\n"
                 "multihead generate t5-small \"translate English to German: Hello.\"\n"
+                "multihead generate whisper-tiny --audio talk.wav --word-timestamps\n"
                 "multihead generate llama-folder \"Once upon a time\" --stop \".\" --min-p 0.1",
     .notes = "MODEL is a Hugging Face folder, a GGUF file or a folder from 'multihead train'.\n"
              "Without TEXT, generation starts from the beginning-of-text token. An\n"
@@ -111,7 +119,6 @@ typedef struct run {
     bool quiet;
     int32_t *ids; /* [room] the prompt */
     int64_t count, room;
-    mha_tensor rows; /* of an encoder of audio; ndim 0: none */
     int32_t *source; /* [source_count] the text of an encoder; NULL: the model has none */
     int64_t source_count;
     bool begun; /* the current line is not empty */
@@ -205,50 +212,11 @@ static cli_exit read_source(run *r, const mha_model *encoder, const char *text)
     return CLI_OK;
 }
 
-ARENA_RELEASE(free_audio, mha_audio_free)
-
-/* Read the file of --audio before the model, which may take long to load. NULL stays NULL. */
-static cli_exit read_recording(const char *path, mha_audio **audio)
-{
-    if (!path) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(1, audio));
-    (*audio)->struct_size = sizeof **audio;
-    CLI_TRY(cli_check(mha_audio_read(path, *audio)));
-    return arena_keep(*audio, free_audio);
-}
-
-/* Encode a recording. */
-static cli_exit hear(run *r, const mha_model *encoder, const mha_hearing *hearing, mha_audio *audio)
-{
-    mha_model_info info = {.struct_size = sizeof info};
-    float *mel, *rows;
-    CLI_TRY(cli_check(mha_model_describe(encoder, &info)));
-    CLI_TRY(ARENA_ALLOC(hearing->bins * hearing->frames, &mel));
-    CLI_TRY(ARENA_ALLOC(hearing->rows * info.hidden_size, &rows));
-    const mha_tensor features =
-        mha_tensor_contiguous(mel, MHA_F32, 2, (int64_t[]){hearing->bins, hearing->frames});
-    r->rows =
-        mha_tensor_contiguous(rows, MHA_F32, 3, (int64_t[]){1, hearing->rows, info.hidden_size});
-    CLI_TRY(cli_check(mha_log_mel(r->context, audio->samples, audio->count, &features)));
-    CLI_TRY(cli_check(mha_model_hear(r->context, encoder, &features, &r->rows, NULL)));
-    arena_drop(audio);
-    return CLI_OK;
-}
-
-static cli_exit read_text(run *r, const char *text, mha_audio *audio)
+static cli_exit read_text(run *r, const char *text)
 {
     const mha_model *encoder = mha_model_encoder(r->model);
-    mha_hearing hearing = {.struct_size = sizeof hearing};
-    const bool hears = encoder && mha_model_hearing(encoder, &hearing) == MHA_OK;
-    if (hears != (audio != NULL))
-        return cli_fail(CLI_USAGE,
-                        hears ? "%s reads audio: give --audio FILE.wav"
-                              : "--audio: %s reads text; omit it",
-                        r->folder);
-    if (hears) CLI_TRY(hear(r, encoder, &hearing, audio));
-    CLI_TRY(encoder && !hears ? read_source(r, encoder, text)
-                              : read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
-    if (hears && r->count == 0) add_starts(r);
+    CLI_TRY(encoder ? read_source(r, encoder, text)
+                    : read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
     if (r->count > 0) return CLI_OK;
     if (encoder)
         return cli_fail(CLI_BAD_INPUT,
@@ -347,8 +315,7 @@ static cli_exit begin(run *r, const generate_options *options)
                                       .sampling = &r->how,
                                       .cache = &cache,
                                       .source = r->source,
-                                      .source_count = r->source_count,
-                                      .memory = r->rows.ndim ? &r->rows : NULL};
+                                      .source_count = r->source_count};
     CLI_TRY(cli_check(mha_generation_create(r->context, r->model, &desc, &r->generation)));
     return arena_keep(r->generation, destroy_generation);
 }
@@ -363,7 +330,7 @@ static cli_exit end_line(const run *r)
 /* Echo the prompt as given, without its chat template. */
 static cli_exit show_prompt(run *r, const char *text)
 {
-    if (r->source || r->rows.ndim) return CLI_OK;
+    if (r->source) return CLI_OK;
     if (text) generate_print(text, strlen(text));
     for (int64_t i = 0; !r->tokenizer && i < r->count; i++) show_word(r, r->ids[i]);
     if (text) r->begun = true;
@@ -474,6 +441,8 @@ static cli_exit check_options(const generate_options *options, run *r)
 /* Check the texts before loading a model. */
 static cli_exit check_text_options(const generate_options *options, bool text)
 {
+    if (options->audio && options->max_tokens == 0)
+        return cli_fail(CLI_USAGE, "--max-tokens 0: with --audio expected at least 1");
     if (options->ids && options->stops.count > 0)
         return cli_fail(CLI_USAGE, "--stop needs text, but --ids prints ids; use --max-tokens");
     if (options->ids && options->chat)
@@ -486,9 +455,48 @@ static cli_exit check_text_options(const generate_options *options, bool text)
     return CLI_OK;
 }
 
+/* Transcribe. TEXT, if given, is the beginning of the decoder's text. */
+static cli_exit transcribe(run *r, const generate_options *options, const char *text,
+                           const mha_audio *audio)
+{
+    mha_decoder_desc cache = {.struct_size = sizeof cache};
+    mha_speech_settings known = {.struct_size = sizeof known};
+    CLI_TRY(cache_fill(&options->cache, &cache));
+    CLI_TRY(cli_check(mha_model_speech_settings(r->model, &known)));
+    const bool stamps = options->words && known.first_timestamp >= 0; /* as openai/whisper does */
+    if (*text) CLI_TRY(read_tokens(r, r->model, MHA_TOKENS_PROMPT, text));
+    const audio_job job = {.folder = r->folder,
+                           .context = r->context,
+                           .model = r->model,
+                           .ids = options->ids,
+                           .stats = options->stats,
+                           .quiet = r->quiet,
+                           .desc = {.struct_size = sizeof job.desc,
+                                    .flags = (options->words ? MHA_TRANSCRIBE_WORDS : 0) |
+                                             (stamps ? MHA_TRANSCRIBE_TIMESTAMPS : 0),
+                                    .prompt = r->ids,
+                                    .prompt_count = r->count,
+                                    .max_tokens = options->max_tokens > 0 ? options->max_tokens : 0,
+                                    .sampling = &r->how,
+                                    .cache = &cache}};
+    return generate_audio(&job, audio);
+}
+
+static cli_exit check_audio(const run *r, const mha_audio *audio)
+{
+    const mha_model *encoder = mha_model_encoder(r->model);
+    mha_audio_input input = {.struct_size = sizeof input};
+    const bool reads_audio = encoder && mha_model_audio_input(encoder, &input) == MHA_OK;
+    if (reads_audio == (audio != NULL)) return CLI_OK;
+    return cli_fail(CLI_USAGE,
+                    reads_audio ? "%s reads audio: give --audio FILE.wav"
+                                : "--audio: %s reads text; omit it",
+                    r->folder);
+}
+
 cli_exit cmd_generate(int argument_count, char *const *arguments)
 {
-    generate_options options = {.max_tokens = 64, .cache = CACHE_DEFAULTS};
+    generate_options options = {.max_tokens = -1, .cache = CACHE_DEFAULTS};
     args_line line = {0};
     mha_audio *audio = NULL;
     run r = {0};
@@ -496,12 +504,15 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     CLI_TRY(args_check(&generate_page, &line));
     CLI_TRY(check_options(&options, &r));
     CLI_TRY(check_text_options(&options, line.plain.count > 1));
-    CLI_TRY(read_recording(options.audio, &audio));
+    CLI_TRY(generate_read_audio(options.audio, &audio));
     CLI_TRY(load(&r, &options, line.plain.items[0]));
     const char *text = line.plain.count > 1 ? line.plain.items[1] : "";
     const char *shown = r.tokenizer && !options.chat ? text : NULL;
+    CLI_TRY(check_audio(&r, audio));
     CLI_TRY(make_prompt(&r, &options, line.plain.items[0], &text));
     CLI_TRY(make_room(&r, &options, text));
-    CLI_TRY(read_text(&r, text, audio));
+    if (audio) return transcribe(&r, &options, text, audio);
+    if (options.max_tokens < 0) options.max_tokens = 64;
+    CLI_TRY(read_text(&r, text));
     return generate(&r, shown, &options);
 }

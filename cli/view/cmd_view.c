@@ -100,6 +100,13 @@ static const args_option option_table[] = {
          "ROW,COLUMN of a patch; mean: of all patches (default\n"
          "without CLS). The report has all",
          .needs = "--image FILE"),
+    ROW_HEADING("Audio, for Whisper"),
+    TEXT("audio", audio, "FILE.wav",
+         "read up to 30 s (mono, 16 kHz); maps are those of the\ndecoder's text on the audio, with "
+         "--self on "
+         "itself,\nand of MODEL/encoder the encoder's. Without a text it\nis transcribed",
+         .excludes = "--attention --contrast --from --desk --neurons --experts --image --text-file "
+                     "--example --max-tokens --truncate"),
     ROW_HEADING("Weights from an array, without a model"),
     TEXT("attention", attention, "FILE.npy",
          "read weights of shape [T,S], [H,T,S] or [L,H,T,S],\nfloat16, 32 or 64",
@@ -142,6 +149,7 @@ static const args_option option_table[] = {
 const args_page view_page = {
     .usage = "view [options] MODEL \"text\" [\"second text\"]\n"
              "view [options] --image FILE MODEL\n"
+             "view [options] --audio FILE MODEL [\"text\"]\n"
              "view [options] --attention MAPS.npy --tokens FILE",
     .examples = "multihead view MODEL \"The cat sat on the mat\"\n"
                 "multihead view MODEL --example animal --head L3H7\n"
@@ -151,6 +159,7 @@ const args_page view_page = {
                 "multihead view MODEL --example animal --from it --to animal\n"
                 "multihead view MODEL --text-file letter.txt --json - | jq .tokens\n"
                 "multihead view VIT --image photo.jpg --layer 11 -o maps.html\n"
+                "multihead view WHISPER --audio talk.wav -o maps.html\n"
                 "multihead view --attention maps.npy --tokens tokens.txt --cmap blues",
     .notes = "MODEL is a Hugging Face folder (config.json, model.safetensors, vocab.txt or\n"
              "tokenizer.json), a GGUF file, or a folder written by 'multihead train -o'. Rows\n"
@@ -182,6 +191,9 @@ static cli_exit check_texts(const view_options *options)
     if (options->image && texts > 0)
         return cli_fail(CLI_USAGE, "--image takes no text: omit '%s'", options->texts.items[0]);
     if (options->image) return CLI_OK;
+    if (options->audio && texts > 1)
+        return cli_fail(CLI_USAGE, "--audio takes one text; omit '%s'", options->texts.items[1]);
+    if (options->audio) return CLI_OK;
     if (texts == 0)
         return cli_fail(CLI_USAGE,
                         "the text is missing: multihead view %s \"text\", or "
@@ -283,6 +295,21 @@ static cli_exit ask(const view_options *options)
     return CLI_OK;
 }
 
+cli_exit view_finish(const view_options *options, const mha_maps *maps)
+{
+    view_warn_of_idle_names(options, maps);
+    CLI_TRY(view_check_experts(options, maps));
+    CLI_TRY(view_write_files(options, maps));
+    const bool prints = options->terminal || !view_has_files(options);
+    if (options->experts)
+        CLI_TRY(view_print_experts(options, maps));
+    else if (prints)
+        CLI_TRY(view_print(options, maps));
+    CLI_TRY(cli_finish_stdout(CLI_OK));
+    say_what_next(options, maps);
+    return CLI_OK;
+}
+
 static cli_exit view(const view_options *options)
 {
     mha_maps *maps;
@@ -290,6 +317,7 @@ static cli_exit view(const view_options *options)
     text_model model = {0};
     view_options drawn = *options;
     if (options->image) return view_image(options);
+    if (options->audio) return view_audio(options);
     CLI_TRY(maps_new(&maps));
     CLI_TRY(options->attention  ? view_array_maps(options, maps)
             : options->contrast ? view_contrast_maps(options, &model, maps)
@@ -298,18 +326,7 @@ static cli_exit view(const view_options *options)
     drawn.first_panel = -1;
     text_model_close(&model);
     ranks_release();
-    if (!ranks_first()) return CLI_OK;
-    view_warn_of_idle_names(options, maps);
-    CLI_TRY(view_check_experts(options, maps));
-    CLI_TRY(view_write_files(&drawn, maps));
-    const bool prints = options->terminal || !view_has_files(options);
-    if (options->experts)
-        CLI_TRY(view_print_experts(options, maps));
-    else if (prints)
-        CLI_TRY(view_print(&drawn, maps));
-    CLI_TRY(cli_finish_stdout(CLI_OK));
-    say_what_next(options, maps);
-    return CLI_OK;
+    return ranks_first() ? view_finish(&drawn, maps) : CLI_OK;
 }
 
 cli_exit cmd_view(int count, char *const *arguments)

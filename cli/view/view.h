@@ -25,6 +25,7 @@ typedef struct view_options {
     const char *model;
     const char *example, *text_file;
     const char *image, *query;                   /* a file, and a token of it */
+    const char *audio;                           /* a wav file */
     const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
     args_texts layers, heads, hide;
     const char *html, *svg, *png, *pdf, *json, *npy; /* outputs */
@@ -75,6 +76,12 @@ cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_
 
 /* Read the maps of --attention, with labels from --tokens. */
 cli_exit view_array_maps(const view_options *options, mha_maps *maps);
+
+/* Draw the maps of --audio. */
+cli_exit view_audio(const view_options *options);
+
+/* Write the files and print, as all kinds of maps do. */
+cli_exit view_finish(const view_options *options, const mha_maps *maps);
 
 /* The options of view_show(), also for an image. */
 cli_exit view_show_options(const view_options *options, mha_show_options *how);

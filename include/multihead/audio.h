@@ -6,13 +6,13 @@
  * Example, given mha_context *context, mha_model *model, const char *path:
  *
  *   const mha_model *encoder = mha_model_encoder(model);
- *   mha_hearing hearing = MHA_INIT(mha_hearing);
+ *   mha_audio_input audio_input = MHA_INIT(mha_audio_input);
  *   mha_audio audio = MHA_INIT(mha_audio);
- *   mha_status status = mha_model_hearing(encoder, &hearing);
+ *   mha_status status = mha_model_audio_input(encoder, &audio_input);
  *   if (!status) status = mha_audio_read(path, &audio);
- *   float *mel = calloc((size_t)(hearing.bins * hearing.frames), sizeof *mel);
+ *   float *mel = calloc((size_t)(audio_input.bins * audio_input.frames), sizeof *mel);
  *   mha_tensor features =
- *       mha_tensor_contiguous(mel, MHA_F32, 2, (int64_t[]){hearing.bins, hearing.frames});
+ *       mha_tensor_contiguous(mel, MHA_F32, 2, (int64_t[]){audio_input.bins, audio_input.frames});
  *   if (!status) status = mha_log_mel(context, audio.samples, audio.count, &features);
  *   mha_audio_free(&audio);
  *   free(mel);
@@ -77,16 +77,17 @@ MHA_API MHA_NODISCARD mha_status mha_log_mel(mha_context *context, const float *
                                              int64_t count, const mha_tensor *features);
 
 /* The audio input of an encoder: features [M,F], which become S rows. */
-typedef struct mha_hearing {
-    uint32_t struct_size; /* in: sizeof(mha_hearing) */
+typedef struct mha_audio_input {
+    uint32_t struct_size; /* in: sizeof(mha_audio_input) */
     uint32_t reserved;    /* 0 */
     int64_t bins, frames; /* M, F */
     int64_t rows;         /* S */
-} mha_hearing;
+} mha_audio_input;
 
-/** Describe the audio input of an encoder. Memory fills *hearing. Errors MHA_ERR_NULL, MHA_ERR_ARGUMENT
+/** Describe the audio input of an encoder. Memory fills *audio_input. Errors MHA_ERR_NULL, MHA_ERR_ARGUMENT
  * (struct_size), MHA_ERR_UNSUPPORTED (the model reads tokens). Threads any. Since 0.1 */
-MHA_API MHA_NODISCARD mha_status mha_model_hearing(const mha_model *encoder, mha_hearing *hearing);
+MHA_API MHA_NODISCARD mha_status mha_model_audio_input(const mha_model *encoder,
+                                                       mha_audio_input *audio_input);
 
 /**
  * Run an audio encoder: x = gelu(conv(gelu(conv(features)))) + positions, then its layers.
@@ -96,13 +97,15 @@ MHA_API MHA_NODISCARD mha_status mha_model_hearing(const mha_model *encoder, mha
  *
  * Memory   scratch from the context: at most 4 F (3 max(M, E) + 2 E) bytes, and that of
  *          mha_linear_forward() and of the layers.
- * Errors   those of mha_model_hearing(), mha_linear_forward() and mha_transformer_forward();
+ * Errors   those of mha_model_audio_input(), mha_linear_forward() and mha_transformer_forward();
  *          MHA_ERR_SHAPE (features or rows).
  * Threads  one call per context.   Accuracy  as mha_model_forward().   Since  0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_model_hear(mha_context *context, const mha_model *encoder,
-                                                const mha_tensor *features, const mha_tensor *rows,
-                                                const mha_tensor *probabilities);
+MHA_API MHA_NODISCARD mha_status mha_model_encode_audio(mha_context *context,
+                                                        const mha_model *encoder,
+                                                        const mha_tensor *features,
+                                                        const mha_tensor *rows,
+                                                        const mha_tensor *probabilities);
 
 #ifdef __cplusplus
 }

@@ -97,6 +97,10 @@ typedef struct mha_maps {
     double *score_scales; /* [L] scale of q . k before the softmax; 0: 1 / sqrt(channels) */
     mha_routes routes;    /* of the tokens of a text that mha_maps_run() ran; not in a contrast */
     mha_room memory;      /* for mha_maps_free() */
+    /* [track_rows,S] of mha_maps_run_audio(): the log-mel spectrogram of the columns, the highest band
+     * first, 0 to 255; NULL: the columns are not audio */
+    const uint8_t *track;
+    int64_t track_rows;
 } mha_maps;
 
 /* mha_maps_desc.flags */
@@ -161,6 +165,35 @@ MHA_API MHA_NODISCARD mha_status mha_maps_add_rows(mha_context *context, const m
  */
 MHA_API MHA_NODISCARD mha_status mha_maps_run(mha_context *context, mha_model *model,
                                               const mha_maps_desc *desc, mha_maps *maps);
+
+typedef struct mha_audio_maps_desc {
+    uint32_t struct_size;
+    uint32_t flags;       /* 0, or MHA_MAPS_SELF: of the decoder's self-attention */
+    const float *samples; /* [count] at 16 kHz, at most one window of the encoder */
+    int64_t count;
+    const int32_t *ids; /* [id_count] the decoder's text; NULL: the encoder's self-attention */
+    int64_t id_count;
+    const uint8_t *on; /* [L,H] heads to make maps of; NULL: all */
+    int64_t cell;      /* rows of 0.02 s in a cell; 0: as few as give at most 200 cells */
+} mha_audio_maps_desc;
+
+/**
+ * Run audio through an encoder, and the ids through its decoder, and make maps of self-attention or of
+ * cross-attention. A cell of time is the sum over its columns and the mean over its rows, so rows sum to
+ * 1. Labels are the seconds at which cells begin; a last cell, "silence", is the window after the audio.
+ *
+ *   model   Whisper; without ids also its encoder alone
+ *
+ * Memory   the caller frees *maps with mha_maps_free(); it borrows nothing. 4 L H S S bytes of S rows of
+ *          the encoder for its self-attention, 4 L H T S for T ids during the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, counts, cell); MHA_ERR_UNSUPPORTED (flags; a model
+ *          that does not read audio; ids without a decoder); MHA_ERR_NOMEM; those of mha_log_mel(),
+ *          mha_model_encode_audio() and mha_transformer_forward(). There is then nothing to free.
+ * Threads  one call per context.   Accuracy  sums of cells in double.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_maps_run_audio(mha_context *context, mha_model *model,
+                                                    const mha_audio_maps_desc *desc,
+                                                    mha_maps *maps);
 
 /** Free what mha_maps_make() allocated and clear the struct, except for struct_size; NULL is allowed. Memory
  * frees it. Errors none. Threads any. Since 0.1 */

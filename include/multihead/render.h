@@ -454,6 +454,11 @@ typedef struct mha_report {
                                   all. Only if a cell is one token */
     int64_t choice_count;
     const char *choice_title; /* "Experts"; NULL: "Choices" */
+    /* [track_rows,cols] a picture under the columns of the large map, from the top, 0 (dark) to 255: the
+     * spectrogram of columns that are times. At most 1024 rows; NULL: none */
+    const uint8_t *track;
+    int64_t track_rows;
+    const char *track_name; /* "log-mel spectrogram"; NULL: none */
 } mha_report;
 
 /* The most distinctive cell of a map. This struct does not grow. */

@@ -100,15 +100,16 @@ static mha_status stem_of(const mha_model *encoder, const mhai_audio_stem **stem
                     encoder->info.architecture);
 }
 
-mha_status mha_model_hearing(const mha_model *encoder, mha_hearing *hearing)
+mha_status mha_model_audio_input(const mha_model *encoder, mha_audio_input *audio_input)
 {
     const mhai_audio_stem *stem;
-    MHA_NEED("mha_model_hearing", encoder, hearing);
-    MHA_TRY(mha_struct_check_size("mha_hearing", hearing->struct_size, sizeof *hearing));
+    MHA_NEED("mha_model_audio_input", encoder, audio_input);
+    MHA_TRY(
+        mha_struct_check_size("mha_audio_input", audio_input->struct_size, sizeof *audio_input));
     MHA_TRY(stem_of(encoder, &stem));
-    hearing->bins = stem->bins;
-    hearing->frames = 2 * stem->rows;
-    hearing->rows = stem->rows;
+    audio_input->bins = stem->bins;
+    audio_input->frames = 2 * stem->rows;
+    audio_input->rows = stem->rows;
     return MHA_OK;
 }
 
@@ -146,8 +147,9 @@ static mha_status convolve(mha_context *context, const mhai_audio_stem *stem, co
     return MHA_OK;
 }
 
-static mha_status hear(mha_context *context, const mha_model *encoder, const float *features,
-                       const mha_tensor *rows, const mha_tensor *probabilities)
+static mha_status encode_audio(mha_context *context, const mha_model *encoder,
+                               const float *features, const mha_tensor *rows,
+                               const mha_tensor *probabilities)
 {
     const mhai_audio_stem *stem = encoder->audio_stem;
     const int64_t S = stem->rows;
@@ -164,12 +166,12 @@ static mha_status hear(mha_context *context, const mha_model *encoder, const flo
                                    NULL);
 }
 
-mha_status mha_model_hear(mha_context *context, const mha_model *encoder,
-                          const mha_tensor *features, const mha_tensor *rows,
-                          const mha_tensor *probabilities)
+mha_status mha_model_encode_audio(mha_context *context, const mha_model *encoder,
+                                  const mha_tensor *features, const mha_tensor *rows,
+                                  const mha_tensor *probabilities)
 {
     const mhai_audio_stem *stem;
-    MHA_NEED("mha_model_hear", context, encoder, features, rows);
+    MHA_NEED("mha_model_encode_audio", context, encoder, features, rows);
     MHA_TRY(stem_of(encoder, &stem));
     if (features->dtype != MHA_F32 || features->ndim != 2 || !features->data ||
         features->shape[0] != stem->bins || features->shape[1] != 2 * stem->rows ||
@@ -178,5 +180,5 @@ mha_status mha_model_hear(mha_context *context, const mha_model *encoder,
                         (long long)stem->bins, (long long)(2 * stem->rows));
     const mha_scratch_mark mark = mha_scratch_top(context);
     return mha_scratch_end(context, mark,
-                           hear(context, encoder, features->data, rows, probabilities));
+                           encode_audio(context, encoder, features->data, rows, probabilities));
 }

@@ -4,6 +4,7 @@
 
 #include "model/ends.h"
 #include "model/picture.h"
+#include "model/speech.h"
 
 #include <multihead/checkpoint.h>
 #include <multihead/model.h>
@@ -17,6 +18,7 @@ struct mha_model {
     mhai_ends ends;
     mhai_picture picture;
     mhai_begins begins;
+    mhai_speech speech;                 /* with an audio encoder; otherwise 0 */
     struct mhai_audio_stem *audio_stem; /* of an audio encoder; otherwise NULL */
     bool towers;                        /* the folder also has an encoder */
     bool borrows;                       /* tokenizer and vocabulary belong to the decoder */

@@ -169,6 +169,7 @@ static mha_status load_tower(mha_context *context, const char *folder,
     model->encoder->tokenizer = model->tokenizer;
     model->encoder->vocabulary = model->vocabulary;
     model->encoder->borrows = true;
+    if (model->encoder->audio_stem) MHA_TRY(mhai_speech_read(folder, &model->info, &model->speech));
     return join_parts(folder, model);
 }
 
@@ -194,8 +195,7 @@ static mha_status check_options(const mha_model_options *own)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_model_options: flags 0x%x, reserved %u are unknown",
                         (unsigned)own->flags, (unsigned)own->reserved);
-    if (own->compute != MHA_COMPUTE_F32 && own->compute != MHA_COMPUTE_INT8 &&
-        own->compute != MHA_COMPUTE_BF16)
+    if ((unsigned)own->compute > MHA_COMPUTE_TILES)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_model_options: compute is %d, expected one of mha_compute",
                         (int)own->compute);
@@ -276,6 +276,7 @@ void mha_model_destroy(mha_model *model)
     free(model->ends.ids);
     free(model->begins.suppressed.ids);
     free(model->begins.first.ids);
+    mhai_speech_free(&model->speech);
     mhai_audio_stem_destroy(model->audio_stem);
     mha_allocator allocator = model->allocator;
     allocator.release(allocator.user, model, sizeof *model);

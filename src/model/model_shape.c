@@ -45,6 +45,9 @@ static mha_status read_grouped(const mhai_config *config, const mhai_shape_keys 
 /* Counts and costs of attention assume heads of one size. */
 static mha_status check_latent(const mhai_config *config, const mhai_family *family)
 {
+    if (family->own_layers)
+        return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "global_head_dim",
+                                "gives some layers other heads; this needs heads of one size");
     return family->latent ? mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "kv_lora_rank",
                                              "describes latent attention, whose keys and values "
                                              "differ in size; this needs heads of one size")
@@ -85,7 +88,7 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
                                                     : 0)
                                : a->shape;
     bool decoder = false, both = false;
-    if (a->both_ways)
+    if (a->both_ways && !a->own_layers)
         MHA_TRY(mhai_config_bool(config, "use_bidirectional_attention", false, &both));
     if (both) shape->flags &= ~(uint32_t)MHA_MODEL_SHAPE_CAUSAL;
     MHA_TRY(mhai_config_bool(config, keys->causal, false, &decoder));

@@ -13,7 +13,8 @@ enum {
     MOST_LISTS = 64,
     MOST_FRAMES = 10000,
     MOST_CHANNELS = 1 << 16,
-    MOST_CHOICES = 1000000
+    MOST_CHOICES = 1000000,
+    MOST_TRACK_ROWS = 1024
 };
 
 mha_curve mhai_html_curve(const mha_report *report, int64_t i)
@@ -177,6 +178,10 @@ mha_status mhai_html_check(const mha_report *report, const mha_figure *figure, m
     MHA_TRY(check_tokens(own, figure));
     MHA_TRY(check_panels(figure));
     MHA_TRY(check_views(own, figure));
+    if (own->track && (own->track_rows < 1 || own->track_rows > MOST_TRACK_ROWS))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "report: track_rows is %" PRId64 ", expected 1 to %d with track",
+                        own->track_rows, (int)MOST_TRACK_ROWS);
     if (!own->most_bytes) own->most_bytes = MOST_BYTES;
     if (!own->cell_tokens) own->cell_tokens = 1;
     return MHA_OK;

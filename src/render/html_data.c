@@ -247,6 +247,16 @@ static void write_choices(const mhai_html_page *page, mha_json *json)
     mha_json_end(json);
 }
 
+static void write_track(const mhai_html_page *page, mha_json *json)
+{
+    const mha_report *report = &page->report;
+    const size_t bytes = (size_t)(report->track_rows * page->figure.cols);
+    if (!report->track) return;
+    mha_json_integer(json, "track_rows", report->track_rows);
+    mha_json_text(json, "track_name", report->track_name);
+    mha_json_base64(json, "track", report->track, bytes);
+}
+
 mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writer *writer)
 {
     const mhai_html_coding *coding = &page->coding;
@@ -268,6 +278,7 @@ mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writ
     if (!page->map_tokens) write_cmaps(&json); /* a live page has all colour maps */
     mhai_html_write_curves(&page->report, &json);
     write_choices(page, &json);
+    write_track(page, &json);
     mhai_html_write_columns(page, &json);
     MHA_TRY(write_maps(page, maps, &json));
     mha_json_end(&json);

@@ -525,14 +525,18 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
     const mha_show_options *options = maker->options;
     enum { LONG = 64 }; /* a uniform row of this many columns is 4 of 256 steps above black */
     const bool cross = maps->flags & MHA_MAPS_CROSS, towers = mha_maps_attention(maps);
+    const bool sound = maps->track && maps->flags & MHA_MAPS_SAME;
     char *subtitle, *footnote;
     *figure = (mha_figure){.struct_size = sizeof *figure,
                            .panel_size = sizeof(mha_panel),
                            .title = maps->name,
-                           .row_axis = towers ? "target (attending)" : "query (attending)",
-                           .col_axis = cross    ? "source (attended to)"
-                                       : towers ? "target (attended to)"
-                                                : "key (attended to)",
+                           .row_axis = sound    ? "time attending (s)"
+                                       : towers ? "target (attending)"
+                                                : "query (attending)",
+                           .col_axis = maps->track ? "time attended to (s)"
+                                       : cross     ? "source (attended to)"
+                                       : towers    ? "target (attended to)"
+                                                   : "key (attended to)",
                            .cmap = options->cmap == MHA_CMAP_VIRIDIS && is_signed(maps)
                                        ? MHA_CMAP_DIVERGING
                                        : options->cmap,
@@ -567,9 +571,22 @@ static const char guide[] = "Each square is a head. Rows are queries, columns ar
 static const char guide_cross[] =
     "Each square is a head. Rows are tokens of the target, columns are "
     "tokens of the source; brighter cells have larger weights.";
+static const char guide_audio[] =
+    "Each square is a head. Rows are tokens of the text, columns are times "
+    "of the audio; brighter cells have larger weights.";
+static const char guide_times[] = "Each square is a head. Rows and columns are times of the audio; "
+                                  "brighter cells have larger weights.";
 static const char guide_contrast[] = "Each square is a head. Rows are queries, columns are keys; "
                                      "red: a larger weight in the first text "
                                      "than in the second, blue: a smaller one.";
+
+static const char *guide_of(const mha_maps *maps)
+{
+    const bool cross = maps->flags & MHA_MAPS_CROSS;
+    if (is_contrast(maps)) return guide_contrast;
+    if (maps->track) return cross ? guide_audio : guide_times;
+    return cross ? guide_cross : guide;
+}
 
 /* A layer's experts for the rows that are shown. */
 static mha_status take_choice(const panel_maker *maker, int64_t layer, mha_choice *choice)
@@ -627,7 +644,8 @@ static mha_status add_towers(const panel_maker *maker, mha_fact *facts, mha_repo
     if (!(maps->flags & MHA_MAPS_CROSS)) return MHA_OK;
     MHA_TRY(mha_room_alloc(maker->room, 32, 1, &count));
     mha_format(count, 32, "%" PRId64, maps->cols.count);
-    facts[report->fact_count++] = (mha_fact){"source tokens", count};
+    facts[report->fact_count++] =
+        (mha_fact){maps->track ? "cells of time" : "source tokens", count};
     return MHA_OK;
 }
 
@@ -651,7 +669,10 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
     facts[0] = (mha_fact){"model", maps->name};
     facts[1] = (mha_fact){"kind", maps->kind ? maps->kind : "array"};
     facts[2] = (mha_fact){"layers x heads", size};
-    facts[3] = (mha_fact){mha_maps_attention(maps) ? "target tokens" : "tokens", count};
+    facts[3] = (mha_fact){mha_maps_attention(maps) ? "target tokens"
+                          : maps->track            ? "cells of time"
+                                                   : "tokens",
+                          count};
     *report = (mha_report){.struct_size = sizeof *report,
                            .text = mha_show_texts(maps, 2000, text, TEXT_BYTES) ? text : NULL,
                            .facts = facts,
@@ -661,9 +682,7 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
                            .special = special,
                            .second_row = second_text(&maker->rows),
                            .second_col = second_text(&maker->cols),
-                           .guide = is_contrast(maps)              ? guide_contrast
-                                    : maps->flags & MHA_MAPS_CROSS ? guide_cross
-                                                                   : guide,
+                           .guide = guide_of(maps),
                            .twin_name = "norm-based",
                            .twin_value = "norm"};
     report->special_count = add_special(&maps->rows, special, 0);
@@ -677,6 +696,22 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
     return MHA_OK;
 }
 
+/* The spectrogram of the shown columns. */
+static mha_status take_track(const panel_maker *maker, mha_report *report)
+{
+    const mha_maps *maps = maker->maps;
+    const int64_t wide = maker->cols.count;
+    uint8_t *track;
+    if (!maps->track) return MHA_OK;
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, maps->track_rows * wide, &track));
+    for (int64_t i = 0; i < maps->track_rows * wide; i++)
+        track[i] = maps->track[i / wide * maps->cols.count + maker->cols.at[i % wide]];
+    report->track = track;
+    report->track_rows = maps->track_rows;
+    report->track_name = "log-mel spectrogram";
+    return MHA_OK;
+}
+
 static mha_status make(panel_maker *maker, mha_show *show)
 {
     const mha_maps *maps = maker->maps;
@@ -687,6 +722,7 @@ static mha_status make(panel_maker *maker, mha_show *show)
     make_panels(maker);
     MHA_TRY(make_figure(maker, &show->figure));
     MHA_TRY(make_report(maker, &show->report));
+    MHA_TRY(take_track(maker, &show->report));
     if (maker->options->cards)
         MHA_TRY(mhai_cards_columns(maker->options->cards, maps, maker->room, &show->report));
     MHA_TRY(find_links(maker, show));

@@ -78,8 +78,8 @@ static mha_status check(mha_model *model, const mha_generation_desc *d)
             ? "batch, capacity or max_step of the cache"
             : NULL;
     if (error) return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: %s", error);
-    mha_hearing hearing = {.struct_size = sizeof hearing};
-    if (encoder && d->source_count > 0 && mha_model_hearing(encoder, &hearing) == MHA_OK)
+    mha_audio_input audio_input = {.struct_size = sizeof audio_input};
+    if (encoder && d->source_count > 0 && mha_model_audio_input(encoder, &audio_input) == MHA_OK)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: the encoder reads audio: give "
                                           "memory, not source");
     MHA_NEED_AS("mha_generation_create", "prompt, ends, source", d->prompt,

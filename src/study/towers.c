@@ -12,8 +12,8 @@ enum { LONGEST = 512 }; /* tokens that are generated unless the caller sets a li
 
 mha_status mhai_encoder_reads_texts(const mha_model *encoder, const char *caller)
 {
-    mha_hearing hearing = {.struct_size = sizeof hearing};
-    if (mha_model_hearing(encoder, &hearing) != MHA_OK) return MHA_OK;
+    mha_audio_input input = {.struct_size = sizeof input};
+    if (mha_model_audio_input(encoder, &input) != MHA_OK) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED, "%s: the model's encoder reads audio, not tokens", caller);
 }
 

@@ -26,7 +26,7 @@ X = ["--x", "random:2x3x4", "--out", "new.npy"]
 TEXTS = {"text", "text-file", "conllu", "task", "tokens", "key-tokens", "compare"}
 READERS = {
     "view": {"text-file": [MODEL], "attention": ["--tokens", "tokens.txt"], "tokens": ["--attention", "maps.npy"],
-             "key-tokens": ["--attention", "maps.npy", "--tokens", "tokens.txt"], "image": [MODEL]},
+             "key-tokens": ["--attention", "maps.npy", "--tokens", "tokens.txt"], "image": [MODEL], "audio": [MODEL]},
     "generate": {"audio": [MODEL]},
     "heads": {"text": [MODEL], "conllu": [MODEL], "attention": [], "tokens": ["--attention", "maps.npy"],
               "state": [MODEL, "--text", "text.txt"]},

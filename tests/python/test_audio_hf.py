@@ -17,7 +17,7 @@ import multihead
 from shared import PROGRAM, rounds_like
 from test_towers_hf import VOCAB, write_tokenizer
 
-RATE, ROWS = 16000, 25  # the models hear half a second
+RATE, ROWS = 16000, 25  # the models read half a second
 SIZES = {"vocab_size": VOCAB, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
          "decoder_attention_heads": 6, "encoder_ffn_dim": 40, "decoder_ffn_dim": 56, "max_source_positions": ROWS,
          "max_target_positions": 80, "num_mel_bins": 80, "decoder_start_token_id": 3, "pad_token_id": 2,
@@ -145,7 +145,7 @@ def test_rows_logits_and_maps_are_those_of_transformers_in_double(made):
     rounded, exact = run(net, features, target), run(net.double(), features, target)
     net.float()
     written = target[0].tolist()
-    assert model.hears and model.encoder.hears
+    assert model.reads_audio and model.encoder.reads_audio
     seen = model.attention(written, source=samples, outputs=("probabilities", "cross_probabilities"))
     ours = [model._encode(samples)[1][0], model.logits(written, source=samples),
             model.encoder.attention(samples).probabilities, seen.probabilities, seen.cross_probabilities]
@@ -191,7 +191,7 @@ def test_audio_is_required_and_refused(made, tmp_path):
         multihead.log_mel(np.zeros((2, 9)))
     with pytest.raises(multihead.Unsupported, match="reads audio"):
         model.encoder.hidden_states([1, 2])
-    for arguments, error in ((("view", folder, "a", "b"), "reads audio"), (("heads", folder / "encoder", "a"), "reads audio"),
+    for arguments, error in ((("view", folder, "a", "b"), "reads audio; use 'generate --audio', 'view --audio'"), (("heads", folder / "encoder", "a"), "reads audio"),
                              (("generate", folder, "a"), "give --audio FILE.wav"), (("serve", folder), "reads audio"),
                              (("generate", folder, "--audio", tmp_path / "no.wav"), "no.wav")):
         done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)

@@ -283,7 +283,7 @@ def test_refused(tmp_path, folders, kind, change, words):
 def test_the_program_refuses_images_for_texts(tmp_path, folders, arguments):
     done = subprocess.run([PROGRAM, arguments[0], folders["vit"], *arguments[1:]], capture_output=True, text=True,
                           check=False, timeout=HANGS, cwd=tmp_path)
-    wanted = f"multihead: {arguments[0]}: {folders['vit']}: the model reads images, not texts; see 'multihead view --image'"
+    wanted = f"multihead: {arguments[0]}: {folders['vit']}: the model reads images, not texts; give --image FILE to view or heads"
     assert (done.returncode, done.stderr.strip()) == (5, wanted)
 
 

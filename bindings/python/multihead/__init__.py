@@ -17,6 +17,7 @@ from ._linear import (LinearAttentionGradients, LinearAttentionState, linear_att
                       linear_attention_backward)
 from ._model import Experts, Model, ModelAttention
 from ._tokens import Tokens
+from ._transcript import Segment, Transcript, Word
 from ._views import View, head_view, heatmap, model_view, neuron_view
 
 __version__ = version()
@@ -25,6 +26,6 @@ __all__ = [
     "MEASURES", "AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
     "CallbackError", "Context", "DTypeError", "Decoder", "Error", "Experts", "FileError", "HeadScores",
     "InvalidArgument", "LinearAttentionGradients", "LinearAttentionState", "Measure", "Model",
-    "ModelAttention", "OutOfMemory", "Role", "Tokens", "Unsupported", "View", "attention",
+    "ModelAttention", "OutOfMemory", "Role", "Segment", "Tokens", "Transcript", "Unsupported", "View", "Word", "attention",
     "attention_backward", "explain", "get_threads", "head_view", "heatmap", "isa_available",
     "linear_attention", "linear_attention_backward", "log_mel", "model_view", "neuron_view", "read_audio", "set_threads"]

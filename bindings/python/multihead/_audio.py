@@ -40,24 +40,24 @@ def log_mel(samples: Any, *, bins: int = 80, frames: int = 3000, context: Contex
     return features
 
 
-def hearing_of(model: Model) -> _abi.Struct | None:
+def audio_input_of(model: Model) -> _abi.Struct | None:
     """The sizes of an encoder of audio; None: the model reads tokens."""
-    found = _abi.Hearing()
-    status = model_library().mha_model_hearing(model._handle, C.byref(found))
+    found = _abi.AudioInput()
+    status = model_library().mha_model_audio_input(model._handle, C.byref(found))
     return found if status == 0 else None
 
 
-def hear(encoder: Model, hearing: Any, source: Any, maps: bool,
+def encode_audio(encoder: Model, audio_input: Any, source: Any, maps: bool,
          context: Context | None) -> tuple[Tokens, Floats, Floats | None]:
     """The rows [1,S,E] of a wav file or of samples, labelled by their times, and the maps of self-attention [L,1,H,S,S]
     if `maps`."""
     samples = read_audio(source) if isinstance(source, (str, os.PathLike)) else source
-    features = log_mel(samples, bins=hearing.bins, frames=hearing.frames, context=context)
-    size = int(hearing.rows)
+    features = log_mel(samples, bins=audio_input.bins, frames=audio_input.frames, context=context)
+    size = int(audio_input.rows)
     rows = np.zeros((1, size, encoder.hidden_size), np.float32)
     seen = np.zeros((encoder.layers, 1, encoder.num_heads, size, size), np.float32) if maps else None
     with context or default_context() as handle:
-        check(model_library().mha_model_hear(
+        check(model_library().mha_model_encode_audio(
             handle, encoder._handle, C.byref(_tensor.tensor(features)), C.byref(_tensor.tensor(rows)),
             None if seen is None else C.byref(_tensor.tensor(seen))))
     tokens = Tokens(np.zeros(size, np.int32), [f"{n / 50:.2f}" for n in range(size)], np.zeros(size, np.bool_),

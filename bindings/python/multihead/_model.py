@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _abi, _tensor
-from ._audio import hear, hearing_of
+from ._audio import audio_input_of, encode_audio
 from ._call import integer, real, truth, unknown_option
 from ._decoder import Decoder, DecoderOptions, Generation, describe
 from ._heads import HeadScores, measure_heads, measure_towers
 from ._library import (Context, Unsupported, check, default_context, file_name, library,
                        model_library, value_of)
 from ._tokens import Tokens, Writer, label, read, utf8
+from ._transcript import Transcript, alignment_heads, transcribe
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 OUTPUTS = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
@@ -137,7 +138,7 @@ class Model:
         path     a Hugging Face folder (config.json, model.safetensors, tokenizer.json or vocab.txt), a GGUF file, or a
                  folder saved by 'multihead train -o'; docs/model-folders.md lists the families
         compute  arithmetic of linear layers: "f32"; "int8" (for weights stored in blocks) or "bf16" are faster and less
-                 accurate
+                 accurate; "tiles": bf16 as AMX computes it
 
     Weights are mapped from their files and keep their element type. A model is immutable, so any number of threads may
     share it.
@@ -169,7 +170,7 @@ class Model:
         count = self._library.mha_model_end_tokens(self._handle, C.byref(ends))
         self._ends = _tensor.numbers(ends.value, count, np.int32).tolist()
         self._encoder = self._library.mha_model_encoder(self._handle)
-        self._hearing = hearing_of(self)
+        self._audio_input = audio_input_of(self)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) and not self._owner:
@@ -254,11 +255,11 @@ class Model:
         return part
 
     @property
-    def hears(self) -> bool:
+    def reads_audio(self) -> bool:
         """Whether the model is an audio encoder, or an encoder-decoder with one (Whisper). A source is then a wav file
         or its samples, [N] at 16 kHz."""
         encoder = self.encoder
-        return self._hearing is not None or (encoder is not None and encoder.hears)
+        return self._audio_input is not None or (encoder is not None and encoder.reads_audio)
 
     @property
     def start_tokens(self) -> list[int]:
@@ -367,8 +368,8 @@ class Model:
             return None, None
         if source is None:
             raise ValueError(f"{self.name}: an encoder-decoder needs the text of its encoder: give source")
-        if encoder._hearing is not None:
-            return hear(encoder, encoder._hearing, source, False, context)[:2]
+        if encoder._audio_input is not None:
+            return encode_audio(encoder, encoder._audio_input, source, False, context)[:2]
         tokens = encoder._tokens(source, None, None, False)
         rows = np.zeros((1, len(tokens), encoder.hidden_size), np.float32)
         batch, keep = encoder._batch(tokens)
@@ -406,7 +407,7 @@ class Model:
 
             text     a text, its `Tokens`, or token ids
             pair     a second text, for models trained on pairs (BERT)
-            source   the encoder's text, for an encoder-decoder, whose decoder reads `text`; audio if the model `hears`
+            source   the encoder's text, for an encoder-decoder, whose decoder reads `text`; audio if the model `reads_audio`
             layers   indices from 0; default: all
             outputs  any of probabilities, average_probabilities, q, k, v, heads, lse; `ModelAttention` explains them.
                      probabilities takes 4 H T T bytes per layer. Of an encoder-decoder: probabilities,
@@ -420,10 +421,10 @@ class Model:
         for layer in wanted:
             if not 0 <= layer < self.layers:
                 raise ValueError(f"layers: {layer} is not in 0 .. {self.layers - 1}")
-        if self._hearing is not None:
+        if self._audio_input is not None:
             if names != ("probabilities",):
                 raise Unsupported("outputs: only probabilities are available for audio", _abi.STATUS["err_unsupported"])
-            tokens, _, maps = hear(self, self._hearing, text, True, context)
+            tokens, _, maps = encode_audio(self, self._audio_input, text, True, context)
             return ModelAttention(tokens, wanted, model=self.name, scales=[self._scale(n) for n in wanted],
                                   probabilities=[maps[n, 0] for n in wanted] if maps is not None else None)
         tokens = self._tokens(text, pair, max_tokens, truncate)
@@ -451,10 +452,14 @@ class Model:
 
     def _scale(self, layer: int) -> float:
         given = float(self._desc.layers[layer].scale) if self._desc.layers else 0.0
-        return given or self.head_dim**-0.5
+        return given or self._head_dim(layer)**-0.5
+
+    def _head_dim(self, layer: int) -> int:
+        return int(self._desc.layers[layer].head_dim) if self._desc.layers and self._desc.layers[layer].head_dim \
+            else self.head_dim
 
     def _shape(self, name: str, layer: int, length: int) -> tuple[int, ...]:
-        heads, size = self.heads_of_layers[layer], self.head_dim
+        heads, size = self.heads_of_layers[layer], self._head_dim(layer)
         if name in ("k", "v"):
             heads = int(self._desc.layer_kv_heads[layer]) if self._desc.layer_kv_heads \
                 else self.kv_heads
@@ -612,6 +617,29 @@ class Model:
             raise ValueError("nothing to begin with: this model has no beginning-of-text token; give "
                              "a prompt")
         return ids
+
+    @property
+    def alignment_heads(self) -> list[tuple[int, int]]:
+        """The published heads (layer, head) of Whisper whose cross-attention follows the audio; may be empty."""
+        return alignment_heads(self)
+
+    def transcribe(self, source: Any, *, prompt: str | Sequence[int] = "", word_timestamps: bool = False,
+                   timestamps: bool | None = None, max_tokens: int = 0, heads: Sequence[tuple[int, int]] | None = None,
+                   context: Context | None = None) -> Transcript:
+        """Transcribe audio of any length with Whisper, greedily (`mha_transcribe`).
+
+            source           a wav file, or its samples [N] at 16 kHz
+            prompt           special tokens with which each window's text begins, as a text or ids; default: the model's
+            word_timestamps  also find the times of tokens and words by dynamic time warping over alignment heads
+            timestamps       let the decoder write timestamps; default: with word_timestamps. Always for audio longer than
+                             a window (30 s)
+            max_tokens       maximum number of tokens of a window; 0: as many as there are positions
+            heads            (layer, head) for the times; default `alignment_heads`, otherwise the heads with the highest
+                             scores
+        """
+        ids = self._prompt(prompt) if len(prompt) else []
+        stamps = truth(word_timestamps, "word_timestamps") if timestamps is None else truth(timestamps, "timestamps")
+        return transcribe(self, source, ids, word_timestamps, stamps, max_tokens, heads, context)
 
     def generate(self, prompt: str | Sequence[int] = "", *, source: Any = None,
                  max_tokens: int = 64,

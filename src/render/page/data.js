@@ -2,6 +2,7 @@
 
 performance.mark("report-parse");
 let data, panels;
+let trackBytes = null; // of data.track
 const VALUE = 0, MASKED = 1, NOT_FINITE = 2;
 
 function bytesOf(base64) {
@@ -60,6 +61,7 @@ function takeData(next) {
     special = new Set(data.special ?? []);
     canHide = perCell === 1;
     canRescale = !data.negative;
+    trackBytes = null;
     decoded.clear();
     maps.clear();
 }

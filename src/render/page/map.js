@@ -161,12 +161,12 @@ function drawMarksOn(context, place) {
     const x = place.x + c * place.cw, y = place.y + r * place.ch;
     const w = Math.max(place.cw, 3), h = Math.max(place.ch, 3);
     outline(context, place.x, y - (h - place.ch) / 2, place.w, h, 0.55);
-    outline(context, x - (w - place.cw) / 2, place.y, w, place.h, 0.55);
+    outline(context, x - (w - place.cw) / 2, place.y, w, place.h + place.track, 0.55);
     outline(context, x - (w - place.cw) / 2, y - (h - place.ch) / 2, w, h, 1);
     if (!place.bare)
         markLabel(context, place, place.rows[at.row], place.x - place.gap, y + place.ch / 2, 0);
-    markLabel(context, place, place.cols[at.col], x + place.cw / 2, place.y + place.h + 8,
-        place.angle);
+    markLabel(context, place, place.cols[at.col], x + place.cw / 2,
+        place.y + place.h + place.track + 8, place.angle);
 }
 
 // Draw the chosen row in its colours, and fade the others.
@@ -192,7 +192,7 @@ function outline(context, x, y, w, h, alpha) {
 
 // Draw the label of the row or column again, on a pill.
 function markLabel(context, place, item, x, y, angle) {
-    const numbered = (item.twin || place.rowStep >= 4) && item.text !== item.place;
+    const numbered = (item.twin || (place.rowStep >= 4 && !data.track)) && item.text !== item.place;
     const size = place.size, number = numbered ? ` ${item.place}` : "";
     const text = cutTo(item.text, size, place.most - widthOf(number, size)) + number;
     const wide = widthOf(text, size, true);

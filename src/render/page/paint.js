@@ -129,19 +129,20 @@ const boxOf = (x, y, w, h) =>
 
 // Place a map and its labels within width x height. options: zoom, top, left (first cells), ratio
 // (device pixels per unit), share (room for the hidden share of rows), bare (no row labels).
-const HIDDEN_WIDTH = 66, TWIN_LEFT = 2;
+const HIDDEN_WIDTH = 66, TWIN_LEFT = 2, TRACK_HEIGHT = 84;
 function placeMap(map, rows, cols, width, height, options) {
     const p = {map, rows, cols, size: 11, gap: 6, title: 20,
         share: options.share ? HIDDEN_WIDTH : 0, bare: Boolean(options.bare)};
     const most = Math.min(150, Math.max(56, width * 0.24));
-    const numbered = Math.max(rows.length, cols.length) > 60;
+    const numbered = !data.track && Math.max(rows.length, cols.length) > 60;
     const widest = items =>
         items.reduce((w, item) => Math.max(w, labelWidth(item, p.size, numbered)), 0);
     p.most = most;
     p.rowDepth = Math.min(most, rows.length > 2000 ? most : widest(rows)) + p.gap;
     p.x = p.bare ? TWIN_LEFT : p.title + p.rowDepth;
+    p.track = data.track ? TRACK_HEIGHT : 0;
     const colWidest = Math.min(most, cols.length > 2000 ? most : widest(cols));
-    const roomX = Math.max(width - p.x - p.share - 12, 40), roomY = Math.max(height - 30, 40);
+    const roomX = Math.max(width - p.x - p.share - 12, 40), roomY = Math.max(height - 30 - p.track, 40);
     chooseCells(p, roomX, roomY - colWidest * 0.9, options);
     chooseWindow(p, roomX, roomY, options);
     p.rowStep = stepFor(p.ch);
@@ -155,7 +156,7 @@ function placeMap(map, rows, cols, width, height, options) {
     p.w = p.nc * p.cw;
     p.h = p.nr * p.ch;
     p.width = Math.ceil(p.x + p.w + p.share + 12);
-    p.height = Math.ceil(p.y + p.h + p.colDepth + p.title);
+    p.height = Math.ceil(p.y + p.h + p.track + p.colDepth + p.title);
     return p;
 }
 
@@ -271,6 +272,7 @@ function paintMap(surface, p, look) {
     paintFrame(surface, p, look.theme);
     if (look.numbers && hasNumbers(p)) paintNumbers(surface, p, look);
     if (!p.bare) paintRowLabels(surface, p, look);
+    if (p.track) paintTrack(surface, p, look);
     paintColLabels(surface, p, look);
     if (p.share) paintShares(surface, p, look.theme);
 }
@@ -334,7 +336,7 @@ function paintNumbers(surface, p, look) {
 function paintLabel(surface, item, x, y, p, look, anchor, angle) {
     const found = look.found?.(item), size = p.size;
     const color = found ? look.theme.accent : look.theme.ink;
-    if ((!item.twin && p.rowStep < 4) || item.text === item.place) {
+    if ((!item.twin && (p.rowStep < 4 || data.track)) || item.text === item.place) {
         const text = cutTo(item.text, size, p.most);
         surface.text(x, y, text, {size, color, anchor, angle, bold: found});
         return;
@@ -363,7 +365,7 @@ function paintRowLabels(surface, p, look) {
 const firstStep = (from, step) => Math.ceil(from / step) * step;
 
 function paintColLabels(surface, p, look) {
-    const y = p.y + p.h, lift = p.size * 0.36;
+    const y = p.y + p.h + p.track, lift = p.size * 0.36;
     for (let c = firstStep(p.c0, p.colStep); c < p.c0 + p.nc; c += p.colStep) {
         const x = p.x + (c - p.c0 + 0.5) * p.cw;
         const drop = p.angle === -90 ? 5 : 8;
@@ -372,6 +374,35 @@ function paintColLabels(surface, p, look) {
     }
     surface.text(p.x + p.w / 2, p.height - 5, data.col_axis,
         {size: 11, color: look.theme.muted, anchor: "middle"});
+}
+
+// The picture under the columns, such as the spectrogram of their times. A column is the mean of its
+// labels.
+function paintTrack(surface, p, look) {
+    const rows = data.track_rows, picture = document.createElement("canvas");
+    trackBytes ??= bytesOf(data.track);
+    [picture.width, picture.height] = [p.nc, rows];
+    const context = picture.getContext("2d"), pixels = context.createImageData(p.nc, rows);
+    const flat = new Uint32Array(pixels.data.buffer), colors = look.palette;
+    for (let c = 0; c < p.nc; c++) {
+        const {from, to} = p.cols[p.c0 + c];
+        for (let r = 0; r < rows; r++) {
+            let sum = 0;
+            for (let i = from; i <= to; i++) sum += trackBytes[r * data.cols + i];
+            const at = 3 * Math.round(sum / (to - from + 1));
+            flat[r * p.nc + c] = pixel(colors[at], colors[at + 1], colors[at + 2]);
+        }
+    }
+    context.putImageData(pixels, 0, 0);
+    const y = p.y + p.h + 4, h = p.track - 8;
+    surface.image(picture, p.x, y, p.w, h);
+    if (p.bare || !data.track_name) return;
+    const name = given(data.track_name), most = p.x - p.gap - 2;
+    const half = Math.ceil(name.length / 2), cut = name.lastIndexOf(" ", half + 4);
+    const lines = cut > 0 ? [name.slice(0, cut), name.slice(cut + 1)] : [name];
+    lines.forEach((line, i) => surface.text(p.x - p.gap, y + h / 2 + 12 * (i - 0.2),
+        cutTo(line, 10, Math.max(most, 40)),
+        {size: 10, color: look.theme.muted, anchor: "end"}));
 }
 
 // Paint the hidden share of each row, as a bar and in percent.

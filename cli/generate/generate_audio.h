@@ -1,0 +1,24 @@
+/* generate --audio: transcribe a recording. */
+#ifndef CLI_GENERATE_AUDIO_H
+#define CLI_GENERATE_AUDIO_H
+
+#include "common/exits.h"
+
+#include <multihead/transcription.h>
+
+typedef struct audio_job {
+    const char *folder; /* for messages */
+    mha_context *context;
+    mha_model *model;
+    mha_transcription_desc desc; /* without samples and progress */
+    bool ids;                    /* print tokens instead of text */
+    bool stats, quiet;
+} audio_job;
+
+/* Read the file of --audio before the model, which may take long to load. NULL stays NULL. */
+cli_exit generate_read_audio(const char *path, mha_audio **audio);
+
+/* Transcribe, and print the text of each window, or its words. */
+cli_exit generate_audio(const audio_job *job, const mha_audio *audio);
+
+#endif
