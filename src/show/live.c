@@ -325,10 +325,10 @@ mha_status mha_live_answer(mha_live *live, const mha_live_place *place, const ch
 static mha_status prepare(mha_live *live)
 {
     mha_live_options *o = &live->options;
-    mha_hearing hearing = {.struct_size = sizeof hearing};
+    mha_audio_input input = {.struct_size = sizeof input};
     int64_t most = live->info.max_positions, usual = DEFAULT_TOKENS;
     live->encoder = mha_model_encoder(live->model);
-    if (live->encoder && mha_model_hearing(live->encoder, &hearing) == MHA_OK)
+    if (live->encoder && mha_model_audio_input(live->encoder, &input) == MHA_OK)
         return mha_fail(MHA_ERR_UNSUPPORTED, "live: the model's encoder reads audio");
     if (live->encoder) {
         if (most > MOST_TOWER_TOKENS) most = MOST_TOWER_TOKENS;
