@@ -130,10 +130,13 @@ typedef struct mhai_family {
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
-    const char *head_dim;   /* the name of head_dim, which is required; NULL: that name */
-    const char *kinds;      /* another name of layer_types, whose length is the number of layers */
-    const char *pattern;    /* likewise, a text with a letter for each layer; NULL: none */
-    uint32_t shape;         /* MHA_MODEL_SHAPE_... */
+    const char *head_dim; /* the name of head_dim, which is required; NULL: that name */
+    const char *kinds;    /* another name of layer_types, whose length is the number of layers */
+    const char *pattern;  /* likewise, a text with a letter for each layer; NULL: none */
+    uint32_t shape;       /* MHA_MODEL_SHAPE_... */
+    /* Reads the number of key/value heads of a family that is not grouped; NULL: each head has its
+     * own. */
+    mha_status (*read_kv)(const mhai_config *config, int64_t heads, int64_t *kv_heads);
     const char *bias_key;   /* the field that sets the biases; NULL: shape sets them */
     bool biases_qkv;        /* whether only q, k and v have biases */
     int64_t usual_head_dim; /* the default of head_dim; 0: the width divided by the heads */
@@ -194,21 +197,21 @@ typedef struct mhai_family {
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
     X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert)   \
-    X(nomic_bert) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo) X(gptj) X(phi) X(opt)\
-    X(biogpt) X(bloom) X(mpt) X(falcon) X(gpt_neox) X(llama) X(mistral) X(mixtral) X(qwen2)       \
-    X(qwen2_moe) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next) X(qwen3_5)           \
-    X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole) X(olmoe) X(lfm2_moe)\
-    X(smollm3) X(stablelm) X(glm) X(glm4) X(glm4_moe) X(dots1) X(minimax_m2) X(ernie4_5_moe)      \
-    X(arcee) X(seed_oss) X(internlm3) X(helium) X(ernie4_5) X(cwm) X(nemotron) X(jais2)           \
-    X(starcoder2) X(olmo) X(exaone4) X(granite_swa) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba)     \
-    X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
-    X(cohere) X(cohere2) X(gemma4) X(gemma4_whole) X(gemma4_unified) X(gemma4_unified_whole)      \
-    X(bart) X(marian) X(t5) X(mt5) X(whisper) X(gemma3_whole) X(ministral) X(ministral3)          \
-    X(mistral3) X(mistral3_later) X(qwen2_vl) X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text)   \
-    X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss) X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite)        \
-    X(minicpm3) X(youtu) X(kimi_linear) X(vit) X(dinov2) X(dinov2_with_registers)                 \
-    X(clip_vision_model) X(clip_text_model) X(clip_images) X(clip) X(siglip_vision_model)         \
-    X(siglip_images) X(dinov3_vit) X(multihead)
+    X(nomic_bert) X(nomic_bert_old) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo)    \
+    X(gptj) X(phi) X(opt) X(biogpt) X(bloom) X(mpt) X(falcon) X(gpt_neox) X(llama) X(mistral)     \
+    X(mixtral) X(qwen2) X(qwen2_moe) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)  \
+    X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole) X(olmoe) \
+    X(lfm2_moe) X(smollm3) X(stablelm) X(glm) X(glm4) X(glm4_moe) X(dots1) X(minimax_m2)          \
+    X(ernie4_5_moe) X(arcee) X(seed_oss) X(internlm3) X(helium) X(ernie4_5) X(cwm) X(nemotron)    \
+    X(jais2) X(starcoder2) X(olmo) X(exaone4) X(granite_swa) X(olmo2) X(olmo3) X(olmo_hybrid)     \
+    X(bamba) X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2)           \
+    X(nemotron_h) X(cohere) X(cohere2) X(gemma4) X(gemma4_whole) X(gemma4_unified)                \
+    X(gemma4_unified_whole) X(bart) X(marian) X(t5) X(mt5) X(whisper) X(gemma3_whole)             \
+    X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl) X(qwen2_vl_text)         \
+    X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss) X(deepseek_v2)       \
+    X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu) X(kimi_linear) X(vit) X(dinov2)          \
+    X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model) X(clip_images) X(clip)       \
+    X(siglip_vision_model) X(siglip_images) X(dinov3_vit) X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
 MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
