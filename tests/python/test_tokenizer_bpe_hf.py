@@ -539,3 +539,22 @@ def test_a_real_model():
     if not folder:
         pytest.skip("MHA_BPE_DIR names no folder with a real tokenizer.json")
     compare_random((Ours(folder), Tokenizer.from_file(f"{folder}/tokenizer.json")), 5, 1000)
+
+
+def test_added_tokens_that_share_white_space(tmp_path):
+    """A token that begins with white space is found even if the previous one includes it."""
+    rng = random.Random(f"{SEED} shared white space")
+    names = ["<x>", "<y>", "<xx>", " <w>", "q "]
+    letters = dict.fromkeys([*map(chr, range(33, 127)), SPACES, "<unk>"])
+    for turn in range(amount(20, 100, 500)):
+        reference = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, [], unk_token="<unk>"))
+        reference.normalizer = normalizers.Replace(" ", SPACES)
+        for name in names:
+            options = {key: rng.random() < .4 for key in ("lstrip", "rstrip", "single_word", "normalized", "special")}
+            reference.add_tokens([AddedToken(name, **options)])
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        reference.save(str(folder / "tokenizer.json"))
+        ours = Ours(folder)
+        for _ in range(20):
+            check((ours, reference), "".join(rng.choice(["a", " ", "\n", "\u00a0", "_", *names]) for _ in range(rng.randint(1, 9))))
