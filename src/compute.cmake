@@ -61,7 +61,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set_source_files_properties(kernels/isa/int8_avx512.c PROPERTIES COMPILE_OPTIONS
     "${isa_flags};${avx512_machine};-mavx512vnni")
   set_source_files_properties(kernels/isa/int8_amx.c PROPERTIES COMPILE_OPTIONS
-    "${isa_flags};${avx512_machine};-mavx512vnni;-mamx-tile;-mamx-int8")
+    "${isa_flags};${avx512_machine};-mavx512vnni;-mamx-tile;-mamx-int8;-mamx-bf16")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   target_compile_definitions(multihead_kernels PRIVATE MHAI_HAVE_NEON)
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_NEON)

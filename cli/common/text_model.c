@@ -36,7 +36,7 @@ static mha_status describe(uint32_t flags, text_model *model)
     MHA_TRY(mha_model_describe(model->model, &info));
     if (info.patch_size > 0 && !(flags & MHA_MODEL_IMAGES))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: the model reads images, not texts; see 'multihead view --image'",
+                        "%s: the model reads images, not texts; give --image FILE to view or heads",
                         model->folder);
     snprintf(model->architecture, sizeof model->architecture, "%s", info.architecture);
     model->net = mha_model_transformer(model->model);
@@ -218,6 +218,20 @@ cli_exit text_model_encode_source(const text_model *model, const text_limits *li
                                   const char *text, size_t bytes, mha_tokens **tokens)
 {
     return encode(model, mha_model_encoder(model->model), limits, text, bytes, NULL, 0, tokens);
+}
+
+cli_exit text_model_read_image(const text_model *model, const char *path, mha_tokens **tokens)
+{
+    mha_image image = {.struct_size = sizeof image};
+    CLI_TRY(ARENA_ALLOC(1, tokens));
+    (*tokens)->struct_size = sizeof **tokens;
+    CLI_TRY(cli_check(mha_image_load(path, &image)));
+    const mha_status status = mha_tokens_read_image(model->model, &image, *tokens);
+    mha_image_free(&image);
+    if (status == MHA_ERR_UNSUPPORTED)
+        return cli_fail(CLI_UNSUPPORTED, "%s: %s; give a text", model->folder, mha_error_detail());
+    CLI_TRY(cli_check(status));
+    return arena_keep(*tokens, free_tokens);
 }
 
 /* ------------------------------------------------------------------------------------------------

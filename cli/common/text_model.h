@@ -88,6 +88,9 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, mha_tokens **tokens);
 
+/* The patches of an image file. Errors are printed. */
+cli_exit text_model_read_image(const text_model *model, const char *path, mha_tokens **tokens);
+
 /* Report the progress of a study. */
 struct progress;
 void text_show_study(struct progress *shown, const mha_study_progress *at);

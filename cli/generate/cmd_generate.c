@@ -25,7 +25,7 @@ typedef struct generate_options {
     const char *audio;
 } generate_options;
 
-static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
+static const char *const computes[] = {"f32", "int8", "bf16", "tiles", NULL}; /* mha_compute */
 
 static const args_option option_table[] = {
     ROW_HEADING("Sampling (default: greedy, the most likely token)"),
@@ -68,7 +68,8 @@ static const args_option option_table[] = {
         "read and print token ids instead of text, for models\nwhose tokenizer is not supported"),
     ROW_CHOICE("compute", generate_options, compute, computes,
                "set the arithmetic of linear layers; default f32. int8\n(for weights stored in "
-               "blocks: Q4_0, Q8_0, Q4_K ...)\nand bf16 are faster but less accurate"),
+               "blocks: Q4_0, Q8_0, Q4_K ...)\nand bf16 are faster but less accurate; tiles: "
+               "bf16\nas AMX computes it, with the same result everywhere"),
     ROW_THREADS(generate_options),
     ROW_QUIET(generate_options, "print no notes on stderr, only errors"),
     ROW_HELP,

@@ -12,6 +12,11 @@
 static const args_option option_table[] = {
     ROW_HEADING("Input (may be combined)"),
     HEADS_ROWS_OF_TEXTS,
+    ROW_TEXTS(0, "image", heads_options, images, "FILE",
+              "measure an image, or the PNG and JPEG files of a\nfolder; may be repeated",
+              .excludes = "--text --whole --cut --example --conllu --predict --random --max-tokens "
+                          "--truncate --words --attention --headvis --pictures --spread --self",
+              .why = "images have patches, not words"),
     ROW_TEXT("conllu", heads_options, conllu, "FILE",
              "read sentences with gold links to score heads against"),
     ROW_FLAG(0, "predict", heads_options, predict, 1,
@@ -103,6 +108,7 @@ static const args_moved moved[] = {
 const args_page heads_page = {
     .usage = "heads [options] MODEL --text FILE\n"
              "heads [options] MODEL \"text\" ...\n"
+             "heads [options] MODEL --image FILE ...\n"
              "heads [options] --attention FILE.npy",
     .examples = "multihead heads MODEL --text letters.txt\n"
                 "multihead heads MODEL --example all --sort induction --min 0.3\n"
@@ -113,6 +119,7 @@ const args_page heads_page = {
                 "multihead heads MODEL --conllu gold.conllu --sort nsubj --min 0.5\n"
                 "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'\n"
                 "multihead heads MODEL --sort induction --min 0.1 --without L16H0\n"
+                "multihead heads VIT --image photos --sort patch_local -o heads.html\n"
                 "multihead heads demo --words\n"
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
     .notes = "MODEL is the same as for 'multihead view'. The texts of an encoder-decoder are a\n"
@@ -172,8 +179,8 @@ static void say_what_next(const heads_options *options, const mha_study_found *f
     cli_note(options->quiet,
              "next: --details for the evidence; multihead view %s %s --head L%" PRId64 "H%" PRId64
              "%s to see a head",
-             options->model, pairs ? "\"source\" \"target\"" : "\"text\"", rows[0].layer,
-             rows[0].head, options->self ? " --self" : "");
+             options->model, pairs ? "\"source\" \"target\"" : heads_argument(options),
+             rows[0].layer, rows[0].head, options->self ? " --self" : "");
 }
 
 /* Write files only if all texts were measured; otherwise the files of an earlier run remain. */
@@ -243,10 +250,16 @@ static cli_exit heads(const heads_options *options)
     cli_note(options->quiet || !options->spread || ranks_transport(),
              "--spread: a single process has all layers; start several with 'mpirun -n 4 multihead "
              "heads'");
-    CLI_TRY(text_model_open(options->model, options->threads, options->spread, &model));
+    const bool images = options->images.count > 0;
+    if (images)
+        CLI_TRY(text_model_open_for(options->model, options->threads,
+                                    MHA_MODEL_IMAGES | MHA_MODEL_UNDIVIDED, &model));
+    else
+        CLI_TRY(text_model_open(options->model, options->threads, options->spread, &model));
     if (options->words) return list_words(&model);
     CLI_TRY(heads_pairs_check(options, &model));
-    CLI_TRY(heads_sources_read(options, &model, &sources));
+    CLI_TRY(images ? heads_images_read(options, &sources)
+                   : heads_sources_read(options, &model, &sources));
     CLI_TRY(heads_pairs_read(options, &model, &sources));
     CLI_TRY(heads_measure(options, &model, &sources, &found, &unsaved));
     ranks_release();

@@ -18,6 +18,7 @@
 typedef struct heads_options {
     args_texts texts;             /* from the command line */
     args_texts attention, tokens; /* files of maps instead of a model, and of their tokens */
+    args_texts images;            /* files and folders instead of texts */
     const char *model, *text_file, *conllu, *example;
     int whole, truncate, predict, words;
     int self; /* of an encoder-decoder: self-attention of the decoder */
@@ -53,6 +54,7 @@ typedef struct heads_source {
     size_t bytes;
     const conllu_sentence *gold; /* NULL: no links */
     const char *file;            /* NULL: from the command line */
+    bool image;                  /* the file is an image; no text */
     int64_t line, offset;        /* offset: bytes of the text before this piece */
     /* Of an encoder-decoder, whose source is text: the target, or NULL and the one that the model
      * writes */
@@ -72,6 +74,15 @@ typedef struct heads_sources {
 cli_exit heads_sources_read(const heads_options *options, text_model *model,
                             heads_sources *sources);
 
+/* What to give 'view' after the model: --image FILE, or a text. */
+static inline const char *heads_argument(const heads_options *options)
+{
+    return options->images.count > 0 ? "--image FILE" : "\"text\"";
+}
+
+/* All images of --image. */
+cli_exit heads_images_read(const heads_options *options, heads_sources *sources);
+
 /* The results. */
 typedef struct heads_found {
     const text_model *model;
@@ -80,6 +91,7 @@ typedef struct heads_found {
     int64_t count;          /* heads of all layers */
     const mha_study *study; /* owns the results; NULL: the maps come from arrays */
     bool stopped;           /* stopped by a signal before the last text */
+    bool images;            /* texts are images */
     bool cross;             /* the heads are those of cross-attention */
     int64_t made;           /* texts whose target the model wrote */
     float *gates;           /* [layers, heads] 0: ablated; NULL: none */
@@ -87,8 +99,8 @@ typedef struct heads_found {
 
 cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 
-/* text_model_encode() of a text, with the limits of the options; of an encoder-decoder, the target.
- * *keys: the tokens of the source, otherwise *tokens; may be NULL. */
+/* text_model_encode() of a text, with the limits of the options; of an encoder-decoder, the target; of an
+ * image, its patches. *keys: the tokens of the source, otherwise *tokens; may be NULL. */
 cli_exit heads_source_encode(const heads_options *options, text_model *model,
                              const heads_source *source, mha_tokens **tokens, mha_tokens **keys);
 

@@ -48,7 +48,10 @@ cli_exit heads_source_encode(const heads_options *options, text_model *model,
     const size_t bytes = pair ? source->target_bytes : source->bytes;
     text_model_where(model, source->file, source->line);
     *tokens = source->made;
-    if (!*tokens) CLI_TRY(text_model_encode(model, &limits, text, bytes, NULL, 0, tokens));
+    if (source->image)
+        CLI_TRY(text_model_read_image(model, source->file, tokens));
+    else if (!*tokens)
+        CLI_TRY(text_model_encode(model, &limits, text, bytes, NULL, 0, tokens));
     if (keys) *keys = *tokens;
     if (!keys || !pair) return CLI_OK;
     return text_model_encode_source(model, &limits, source->text, source->bytes, keys);
@@ -265,6 +268,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     found->of = *j->is;
     if (!options->corpus) found->of.corpus = NULL; /* stored in the state only */
     found->study = j->study;
+    found->images = options->images.count > 0;
     found->gates = j->gates.data;
     found->stopped = j->stopped;
     found->made = sources->made;

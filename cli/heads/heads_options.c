@@ -31,9 +31,9 @@ cli_exit heads_parse(const args_page *page, int count, char *const *arguments, h
     CLI_TRY(args_parse(page, count, arguments, o, &line));
     CLI_TRY(args_check(page, &line));
     o->model = line.plain.count > 0 ? line.plain.items[0] : NULL;
-    for (int i = 1; i < line.plain.count; i++)
-        o->texts.items[o->texts.count++] = line.plain.items[i];
-    o->named = o->text_file || o->conllu || o->example || o->texts.count > 0;
+    args_texts *plain = o->images.count > 0 ? &o->images : &o->texts; /* --image *.png */
+    for (int i = 1; i < line.plain.count; i++) plain->items[plain->count++] = line.plain.items[i];
+    o->named = o->images.count > 0 || o->text_file || o->conllu || o->example || o->texts.count > 0;
     const bool cuttable = o->text_file || o->example || o->texts.count > 0;
     const char *of_texts = o->cut && !cuttable          ? "cut"
                            : o->max_tokens && !o->named ? "max-tokens"
@@ -57,6 +57,6 @@ cli_exit heads_parse(const args_page *page, int count, char *const *arguments, h
     o->corpus = o->corpus || o->page || o->npy || o->headvis || o->pictures;
     o->drawn = o->random >= 0;
     o->alone = o->state && !o->named && !o->drawn;
-    if (o->random < 0) o->random = DEFAULT_RANDOM;
+    if (o->random < 0) o->random = o->images.count > 0 ? 0 : DEFAULT_RANDOM;
     return CLI_OK;
 }

@@ -213,7 +213,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     const heads_found *f = job->found;
     mha_json json = {.sink = sink};
     heads_json_begin(&json, "multihead-heads", f, f->count);
-    mha_json_integer(&json, "texts", f->of.text_count);
+    mha_json_integer(&json, f->images ? "images" : "texts", f->of.text_count);
     mha_json_lines(&json, -1);
     mha_json_integer(&json, "tokens", f->of.token_count);
     if (f->model->encoder) mha_json_integer(&json, "generated_targets", f->made);

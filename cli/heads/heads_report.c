@@ -13,6 +13,10 @@
 
 enum { AROUND = 12, AFTER = 4, FEW_PLACES = 3, FEW_TOKENS = 10, NAME_BYTES = MHA_STUDY_NAME_BYTES };
 
+/* Measures of images that places can illustrate. */
+static const mha_head_measure of_patches[] = {MHA_MEASURE_PATCH_DISTANCE, MHA_MEASURE_ENTROPY,
+                                              MHA_MEASURE_CONFIDENCE};
+
 const mha_head_measure heads_placed[HEADS_PLACED] = {
     MHA_MEASURE_PREVIOUS,  MHA_MEASURE_NEXT,     MHA_MEASURE_SELF,    MHA_MEASURE_DUPLICATE,
     MHA_MEASURE_INDUCTION, MHA_MEASURE_DISTANCE, MHA_MEASURE_ENTROPY, MHA_MEASURE_CONFIDENCE};
@@ -42,9 +46,10 @@ static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
     mha_study_score_label(&r->found->of, score, name);
     CLI_TRY(arena_print(&column->label, "%s", name));
     CLI_TRY(arena_print(&column->text, "%s (docs/heads.md)", mha_study_score_text(score)));
-    column->unit = info.kind == MHA_KIND_NATS     ? "nats"
-                   : info.kind == MHA_KIND_TOKENS ? "tokens"
-                                                  : NULL;
+    column->unit = info.kind == MHA_KIND_NATS            ? "nats"
+                   : score == MHA_MEASURE_PATCH_DISTANCE ? NULL
+                   : info.kind == MHA_KIND_TOKENS        ? "tokens"
+                                                         : NULL;
     column->share = info.kind == MHA_KIND_SHARE || info.kind == MHA_KIND_PLAIN;
     column->luck = NAN;
     if (r->found->of.corpus && score < MHA_MEASURES) {
@@ -107,7 +112,11 @@ static void choose_axes(report *r)
     static const char *const across[] = {"random_induction", "induction", "random_duplicate",
                                          "duplicate",        "previous",  "monotone"};
     static const char *const up[] = {"previous", "sink", "entropy"};
+    static const char *const patch_distance[] = {"patch_distance"}, *const local[] = {
+                                                                        "patch_local"};
     int64_t x = column_to_open(r, across, 6, -1), y = column_to_open(r, up, 3, x);
+    if (r->found->images) x = column_to_open(r, patch_distance, 1, -1);
+    if (r->found->images) y = column_to_open(r, local, 1, x);
     if (r->beside && r->beside->column_count > 0) {
         y = x >= 0 ? x : r->columns - 1;
         x = r->beside->x;
@@ -181,6 +190,22 @@ cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *toke
     return CLI_OK;
 }
 
+/* A patch, and the token with its largest weight. */
+static cli_exit show_patches(const mha_tokens *tokens, int64_t row, int64_t key,
+                             mha_heads_place *place)
+{
+    const char **texts;
+    CLI_TRY(ARENA_ALLOC(3, &texts));
+    texts[0] = tokens->labels[row];
+    texts[1] = " → ";
+    texts[2] = key >= 0 ? tokens->labels[key] : "";
+    place->tokens = texts;
+    place->token_count = key >= 0 ? 3 : 1;
+    place->query = 0;
+    place->key = key >= 0 ? 2 : -1;
+    return CLI_OK;
+}
+
 /* Tokens of the target up to the row, then those of the source around the key. */
 static cli_exit show_pair(const heads_source *source, const mha_tokens *tokens,
                           const mha_tokens *keys, int64_t key, int64_t row, mha_heads_place *place)
@@ -212,6 +237,7 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
     CLI_TRY(tokens_of(r, found->text, &tokens, &keys));
     if (r->found->cross) return show_pair(source, tokens, keys, found->key, row, place);
     const int64_t n = tokens->count, key = found->key < n ? found->key : -1;
+    if (source->image) return show_patches(tokens, row, key, place);
     int64_t first = row - AROUND, end = row + AFTER + 1, count = 0;
     if (key >= 0 && key < first && row - key < 2 * AROUND) first = key;
     if (key >= end && key - row < 2 * AROUND) end = key + 1;
@@ -241,7 +267,9 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
 void heads_report_where(const heads_source *source, const mha_head_place *place, char *where,
                         size_t size)
 {
-    if (source->line > 0)
+    if (source->image)
+        snprintf(where, size, "%s", source->file);
+    else if (source->line > 0)
         snprintf(where, size, "%s, line %" PRId64 ", token %" PRId64,
                  source->file ? source->file : "text", source->line, place->row);
     else
@@ -263,17 +291,20 @@ static cli_exit make_place(report *r, int64_t column, const mha_head_place *foun
 
 static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *card)
 {
+    const bool images = r->found->images;
+    const mha_head_measure *placed = images ? of_patches : heads_placed;
+    const int count = images ? sizeof of_patches / sizeof *of_patches : HEADS_PLACED;
     mha_heads_place *places;
     if (r->sources->count == 0) return CLI_OK; /* only the results of a state are shown */
     CLI_TRY(ARENA_ALLOC(HEADS_PLACED * FEW_PLACES, &places));
-    for (int n = 0; n < HEADS_PLACED; n++) {
+    for (int n = 0; n < count; n++) {
         mha_head_place found[FEW_PLACES];
         const int64_t held = mha_head_corpus_places(r->found->of.corpus, row->layer, row->head,
-                                                    heads_placed[n], false, found, FEW_PLACES);
-        if (r->column_of[heads_placed[n]] < 0) continue;
+                                                    placed[n], false, found, FEW_PLACES);
+        if (r->column_of[placed[n]] < 0) continue;
         for (int64_t i = 0; i < held && i < FEW_PLACES; i++)
             if (found[i].row >= 0 && found[i].value > 0)
-                CLI_TRY(make_place(r, r->column_of[heads_placed[n]], &found[i],
+                CLI_TRY(make_place(r, r->column_of[placed[n]], &found[i],
                                    &places[card->place_count++]));
     }
     card->places = places;
@@ -365,13 +396,14 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
     if (r->options->model)
         CLI_TRY(arena_print(
             &card->command, "multihead view %s %s --head L%" PRId64 "H%" PRId64 "%s -o view.html",
-            r->options->model, r->model->encoder ? "\"source\" \"target\"" : "\"text\"", row->layer,
+            r->options->model,
+            r->model->encoder ? "\"source\" \"target\"" : heads_argument(r->options), row->layer,
             row->head, r->options->self ? " --self" : ""));
     mha_heads_list *lists;
     CLI_TRY(ARENA_ALLOC(2 + HEADS_MOST_BESIDE, &lists));
     card->lists = lists;
     if (r->beside) CLI_TRY(r->beside->card(r->beside->of, row, lists, card));
-    if (r->found->of.corpus) {
+    if (r->found->of.corpus && !r->found->images) {
         for (int n = 0; n < 2; n++) {
             mha_heads_list *list = &lists[card->list_count];
             CLI_TRY(make_list(r, row, n ? MHA_HEAD_WRITES : MHA_HEAD_READS, list));
@@ -379,8 +411,8 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
         }
     }
     if (!r->found->of.corpus) return CLI_OK;
-    CLI_TRY(make_note(r, row, card));
-    CLI_TRY(make_lines(r, row, card));
+    if (!r->found->images) CLI_TRY(make_note(r, row, card));
+    if (!r->found->images) CLI_TRY(make_lines(r, row, card));
     return make_places(r, row, card);
 }
 
@@ -435,7 +467,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
                                           : (mha_fact){"repeated random tokens", numbers[2]};
     const mha_fact facts[] = {{"model", model->name},
                               {"kind", model->architecture},
-                              {"texts", numbers[0]},
+                              {found->images ? "images" : "texts", numbers[0]},
                               {found->cross ? "source tokens" : "tokens", numbers[1]},
                               fifth,
                               {"targets written by the model", numbers[2]}};

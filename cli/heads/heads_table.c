@@ -35,7 +35,19 @@ static const table_column scores[] = {
     SCORE("even", "evenness"),
     SCORE("dist", "distance")};
 
+static const table_column of_patches[] = {
+    {"local", COLUMN_WIDTH - 1, 2, TABLE_PLAIN, {.name = "patch_local"}},
+    SCORE("row", "same_row"),
+    SCORE("col", "same_col"),
+    SCORE("self", "self"),
+    SCORE("cls", "cls"),
+    SCORE("reg", "registers"),
+    SCORE("even", "evenness"),
+    SCORE("dist", "patch_distance"),
+    SCORE("cos", "cosine")};
+
 enum { SCORES = sizeof scores / sizeof *scores };
+_Static_assert(sizeof of_patches == sizeof scores, "as many columns");
 
 /* The same for cross-attention. */
 static const table_column cross_scores[] = {SCORE("mono", "monotone"), SCORE("diag", "diagonal"),
@@ -80,11 +92,11 @@ static void print_title(const heads_found *found, int64_t width)
                                    attention ? attention : "", attention ? ", " : "");
     if (used >= 400) used = 399; /* for very long names */
     if (found->of.texts)
-        used +=
-            (size_t)snprintf(line + used, LINE_BYTES - used, "%s text%s, %s %stokens%s",
-                             words_count(found->of.text_count).text, words_s(found->of.text_count),
-                             words_count(found->of.token_count).text, found->cross ? "source " : "",
-                             found->of.random ? "; " : "");
+        used += (size_t)snprintf(line + used, LINE_BYTES - used, "%s %s%s, %s %stokens%s",
+                                 words_count(found->of.text_count).text,
+                                 found->images ? "image" : "text", words_s(found->of.text_count),
+                                 words_count(found->of.token_count).text,
+                                 found->cross ? "source " : "", found->of.random ? "; " : "");
     if (found->of.random)
         snprintf(line + used, LINE_BYTES - used,
                  "%" PRId64 " x %" PRId64 " random tokens, %" PRId64 " times over",
@@ -123,7 +135,7 @@ void heads_print(const heads_options *options, const heads_found *found, const h
                  int64_t count)
 {
     const mha_terminal terminal = screen_of(&options->screen);
-    const table_column *shown = found->cross ? cross_scores : scores;
+    const table_column *shown = found->images ? of_patches : found->cross ? cross_scores : scores;
     const int fit = columns_that_fit(terminal.columns, found->cross ? CROSS_SCORES : SCORES);
     table_column columns[SCORES + 2] = {{"head", -HEAD_WIDTH, 0, TABLE_PLAIN, {0}}};
     table t = {.columns = columns, .limit = terminal.columns, .ascii = terminal.ascii};

@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
+static const char *const computes[] = {"f32", "int8", "bf16", "tiles", NULL}; /* mha_compute */
 
 static const args_option option_table[] = {
     ROW_HEADING("The text"),
@@ -32,7 +32,8 @@ static const args_option option_table[] = {
     ROW_HEADING("Other"),
     ROW_CHOICE("compute", perplexity_options, compute, computes,
                "set the arithmetic of linear layers; default f32. int8\n(for weights stored in "
-               "blocks: Q4_0, Q8_0, Q4_K ...)\nand bf16 are faster but less accurate"),
+               "blocks: Q4_0, Q8_0, Q4_K ...)\nand bf16 are faster but less accurate; tiles: "
+               "bf16\nas AMX computes it, with the same result everywhere"),
     ROW_NUMBER("chunk", perplexity_options, chunk, 1, INT64_C(1) << 20,
                "process N tokens per step; default 128. The result is\nthe same, except with "
                "--cache int8-channel"),

@@ -194,16 +194,10 @@ static cli_exit open_model(prune_job *job, const char *folder)
     for (int64_t l = 0; l < job->model.desc.num_layers; l++)
         job->heads += mha_transformer_heads(&job->model.desc, l);
     const char *why = mha_transformer_phrase(&job->model.desc, mha_layer_keeps_heads, &layer);
-    if (why)
-        return cli_fail(CLI_UNSUPPORTED,
-                        "%s: layer %" PRId64 " %s, so its heads can be neither removed nor merged",
-                        folder, layer, why);
-    why = mha_transformer_phrase(&job->model.desc, mha_layer_forward_only, &layer);
-    if (!why || job->options->measure >= MHA_IMPORTANCE_ABLATION || job->options->kv_heads >= 0)
-        return CLI_OK;
+    if (!why) return CLI_OK;
     return cli_fail(CLI_UNSUPPORTED,
-                    "%s: layer %" PRId64 " %s and no gradients; set --measure ablation", folder,
-                    layer, why);
+                    "%s: layer %" PRId64 " %s, so its heads can be neither removed nor merged",
+                    folder, layer, why);
 }
 
 /* Set the defaults that depend on the model. */

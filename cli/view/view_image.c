@@ -12,23 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-ARENA_RELEASE(free_tokens, mha_tokens_free)
 ARENA_RELEASE(free_show, mha_picture_show_free)
-
-static cli_exit read_tokens(const view_options *options, const text_model *model,
-                            mha_tokens **tokens)
-{
-    mha_image image = {.struct_size = sizeof image};
-    CLI_TRY(ARENA_ALLOC(1, tokens));
-    (*tokens)->struct_size = sizeof **tokens;
-    CLI_TRY(cli_check(mha_image_load(options->image, &image)));
-    const mha_status status = mha_tokens_read_image(model->model, &image, *tokens);
-    mha_image_free(&image);
-    if (status == MHA_ERR_UNSUPPORTED)
-        return cli_fail(CLI_UNSUPPORTED, "%s: %s; give a text", options->model, mha_error_detail());
-    CLI_TRY(cli_check(status));
-    return arena_keep(*tokens, free_tokens);
-}
 
 /* The token of --query; -1: CLS or the mean. */
 static cli_exit find_query(const view_options *options, const mha_tokens *tokens, int64_t *query)
@@ -106,7 +90,7 @@ cli_exit view_image(const view_options *options)
     int64_t query;
     CLI_TRY(maps_new(&maps));
     CLI_TRY(text_model_open_for(options->model, options->threads, MHA_MODEL_IMAGES, &model));
-    CLI_TRY(read_tokens(options, &model, &tokens));
+    CLI_TRY(text_model_read_image(&model, options->image, &tokens));
     CLI_TRY(find_query(options, tokens, &query));
     CLI_TRY(run(options, &model, maps, tokens));
     CLI_TRY(make_show(options, &model, maps, query, &show));

@@ -271,14 +271,15 @@ typedef enum mha_isa {
 } mha_isa;
 
 /* The arithmetic of products. Anything but f32 is used only on request. attention.h defines bf16
- * attention; transformer.h defines int8 linear layers, nn.h those in bf16. */
+ * attention; transformer.h defines int8 linear layers, nn.h those in bf16 and tiles. */
 typedef enum mha_compute {
     MHA_COMPUTE_F32 = 0,
     MHA_COMPUTE_INT8 = 1,
-    MHA_COMPUTE_BF16 = 2
+    MHA_COMPUTE_BF16 = 2,
+    MHA_COMPUTE_TILES = 3 /* bf16 with the sums of AMX's tiles; linear layers only */
 } mha_compute;
 
-/** "f32", "int8", "bf16"; "?" for an unknown one. Memory static. Errors none. Threads any.
+/** "f32", "int8", "bf16", "tiles"; "?" for an unknown one. Memory static. Errors none. Threads any.
  * Since 0.1 */
 MHA_API const char *mha_compute_name(mha_compute compute);
 

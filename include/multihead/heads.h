@@ -19,6 +19,8 @@
  *
  *   corrected = (value - chance) / (1 - chance)        0 at chance, 1 perfect
  *
+ * Images: mha_heads_text.grid; scores as in grid.h.
+ *
  * Signed maps (recurrent.h): A[j] = |M[j]| / sum |M|, for mha_head_measures_signed().
  *
  * Cross-attention (MHA_HEADS_CROSS): the keys are another text, so scores that compare a token with
@@ -54,6 +56,7 @@
 #define MULTIHEAD_HEADS_H
 
 #include <multihead/attention.h>
+#include <multihead/grid.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -181,7 +184,17 @@ typedef enum mha_measure_kind {
     X(LAST, "last", SHARE, "last token of the source",                                             \
       "cross-attention: mass on the last token of the source", "ours")                             \
     X(MONOTONE, "monotone", SHARE, "same relative place",                                          \
-      "cross-attention: mass within two tokens of the same relative place in the source", "ours")
+      "cross-attention: mass within two tokens of the same relative place in the source", "ours")  \
+    X(PATCH_DISTANCE, "patch_distance", TOKENS, "distance in patches",                             \
+      "mean distance from a patch to the patches it attends to", "Dosovitskiy 2021")               \
+    X(PATCH_LOCAL, "patch_local", SHARE, "neighbouring patches",                                   \
+      "mass on the patch itself and its neighbours, of that on patches", "d'Ascoli 2021")          \
+    X(SAME_ROW, "same_row", SHARE, "own row",                                                      \
+      "mass on the patches in the same row, of that on patches", "ours")                           \
+    X(SAME_COL, "same_col", SHARE, "own column",                                                   \
+      "mass on the patches in the same column, of that on patches", "ours")                        \
+    X(CLS, "cls", SHARE, "CLS", "mass of a patch on CLS", "ours")                                  \
+    X(REGISTERS, "registers", SHARE, "registers", "mass of a patch on registers", "Darcet 2024")
 
 typedef enum mha_head_measure {
 #define MHA_MEASURE_ENUM(id, ...) MHA_MEASURE_##id,
@@ -258,6 +271,9 @@ typedef struct mha_heads_text {
                              summed over a word's columns and averaged over its rows */
     const mha_heads_link *links;
     int64_t links_count;
+    /* The tokens are those of an image: rows are measured for patches only, by the scores of patches and
+     * the scores that need no order of the tokens. ids, segments and ranks are not used. NULL: a text */
+    const mha_grid *grid;
 } mha_heads_text;
 
 typedef struct mha_head_measures mha_head_measures;
@@ -516,7 +532,15 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
     X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4,                                                  \
       "two parts of the text, each attending to itself", "ours, after Kovaleva 2019")             \
     X(MONOTONE, "monotone", MONOTONE, 0.5, CORRECTED, 4,                                          \
-      "each token attends to the same relative place in the source", "ours")
+      "each token attends to the same relative place in the source", "ours")                      \
+    X(PATCHES, "nearby patches", PATCH_LOCAL, 0.5, CORRECTED, 4,                                  \
+      "each patch attends to itself and its neighbours", "ours, after d'Ascoli 2021")             \
+    X(ROW, "own row", SAME_ROW, 0.5, CORRECTED, 4, "each patch attends to its row", "ours")       \
+    X(COLUMN, "own column", SAME_COL, 0.5, CORRECTED, 4, "each patch attends to its column",      \
+      "ours")                                                                                     \
+    X(CLS, "CLS", CLS, 0.5, VALUE, 4, "patches attend to CLS", "ours")                            \
+    X(REGISTERS, "registers", REGISTERS, 0.5, VALUE, 4, "patches attend to registers",            \
+      "ours, after Darcet 2024")
 
 typedef enum mha_role {
 #define MHA_ROLE_ENUM(id, ...) MHA_ROLE_##id,
@@ -550,8 +574,8 @@ typedef struct mha_head_role {
 /**
  * The roles of a head, in the order of the list; there may be none. A general role is omitted if a
  * specific one implies it: diagonal and local beside previous, next and self; local beside
- * diagonal; vertical beside first token and separator; two blocks beside block; monotone beside
- * diagonal.
+ * diagonal; vertical beside first token, separator, CLS and registers; two blocks beside block;
+ * monotone beside diagonal; roles of patches beside self.
  *
  *   roles [most] out    the first `most` of them; NULL with most 0 to count
  *

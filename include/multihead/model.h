@@ -60,7 +60,8 @@ typedef struct mha_model_options {
     uint32_t flags;
     /* MHA_COMPUTE_INT8: linear layers whose weights are stored in blocks are computed in 8 bits
      * (mha_transformer_source in transformer.h): faster, less accurate, forward only.
-     * MHA_COMPUTE_BF16: all linear layers are computed in bf16 arithmetic, likewise */
+     * MHA_COMPUTE_BF16, MHA_COMPUTE_TILES: all linear layers are computed in bf16 arithmetic,
+     * likewise */
     mha_compute compute;
     uint32_t reserved; /* 0 */
     /* Layers are spread over these ranks (mha_transformer_source in transformer.h): each reads the

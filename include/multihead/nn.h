@@ -90,6 +90,31 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create_bf16(mha_context *context,
                                                         mha_linear **linear);
 
 /**
+ * Create a linear layer y = x W^T + b in the arithmetic of AMX's bf16 tiles, which Intel's manual
+ * defines (TDPBF16PS): where the context's instruction set is amx, tiles compute it, and elsewhere
+ * vectors compute the same bits, about as fast as f32. Not those of mha_linear_create_bf16().
+ *
+ *   x', w' as in mha_linear_create_bf16()
+ *   y = b, and then for each 256 inputs, in order:
+ *     y = y + sum, where sum = 0, and then for each 32 of them, in order:
+ *       sum = sum + (even + odd), where even = 0 and then
+ *       even = fma(x'_i, w'_i, even) for i = 0, 2, ..., 30; odd likewise for i = 1, 3, ..., 31
+ *
+ * Memory   2 bytes per weight everywhere. Otherwise this and all else as mha_linear_create_bf16().
+ * Errors   as mha_linear_create_bf16().
+ * Accuracy as mha_linear_create_bf16(), with K/256 + 26 roundings instead of K/128 + 130:
+ *          docs/numerics.md 15.3.
+ * Bits     the same on every instruction set including portable C, for any M and number of threads.
+ *          Before the first use of tiles, a process compares them with vectors; if any bit differs,
+ *          it does not use them.
+ * Threads  as mha_context_create().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_linear_create_tiles(mha_context *context,
+                                                         const mha_tensor *weight,
+                                                         const mha_tensor *bias,
+                                                         mha_linear **linear);
+
+/**
  * Replace the parameters of a linear layer by others of the same shape, as after a step of
  * training.
  *

@@ -334,8 +334,8 @@ MHA_API mha_head_score mha_study_score(const mha_study_found *found, int64_t lay
 MHA_API int64_t mha_study_roles(const mha_study_found *found, int64_t layer, int64_t head,
                                 mha_head_role roles[MHA_STUDY_MOST_ROLES]);
 
-/** Whether a role is a resting one: the head attends to the first token, to separators, or uniformly.
- * Memory none. Errors none. Threads any. Since 0.1 */
+/** Whether a role is a resting one: the head attends to the first token, to separators, CLS or registers, or
+ * uniformly. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_study_role_rests(mha_role role);
 
 /** The name of a role: "previous token"; of a relation, "amod-back". Memory writes name.
@@ -406,7 +406,7 @@ typedef struct mha_study_desc {
 } mha_study_desc;
 
 /**
- * Create a study of a model's heads. Count all texts before measuring the first one: rare words are
+ * Create a study of a model's heads over texts, or over images (mha_tokens_read_image()). Count all texts before measuring the first one: rare words are
  * determined from all of them. Call in this order:
  *
  *   mha_study_count() for each text; mha_study_begin(); mha_study_text() for each text, in

@@ -151,7 +151,11 @@ enum {
     /* a and b are the layer's own keys and queries of embed_relative: W_k and W_q (DeBERTa v3) */
     MHA_LAYER_RELATIVE_SHARED = 1 << 15,
     /* a and b of all heads are the rows of a table [R,D] of the layer (BERT's relative_key) */
-    MHA_LAYER_RELATIVE_TABLE = 1 << 16
+    MHA_LAYER_RELATIVE_TABLE = 1 << 16,
+    /* With MHA_LAYER_QK_NORM: v is normalised too, each head separately and without a weight (Gemma 4) */
+    MHA_LAYER_V_NORM = 1 << 17,
+    /* The stream after the layer is multiplied by a number, which is not learned (Gemma 4) */
+    MHA_LAYER_OUTPUT_SCALE = 1 << 18
 };
 
 /* The mechanism that mixes the tokens of a layer. */
@@ -305,13 +309,29 @@ typedef struct mha_layer_desc {
      * e_r is a row of embed_relative [R,E], which all layers share. The terms are a bias [B,H,T,T] of
      * the layer's attention: scores include it at MHA_SCORES_BIASED, and activations have
      * H min(max_tokens, max_length) more floats for each token and layer. Queries and keys are those
-     * after patches. Forward calls only, without MHA_TRANSFORMER_CAUSAL, cross-attention, softcap,
+     * after patches. Only without MHA_TRANSFORMER_CAUSAL, cross-attention, softcap,
      * norms of queries and keys, output gates, rotations and latents; kv_heads is num_heads */
     int64_t relative_rows, relative_buckets, relative_max_distance;
+    int64_t head_dim; /* D of this layer, without latents; 0: that of the transformer */
+    int64_t ff_dim;   /* F of this layer, without experts; 0: that of the transformer */
+    /* The layer projects only queries, and attends to the keys and values of the layer kv_back layers
+     * before it, which has its own (Gemma 4). Both have the same head_dim, window and number of key/value
+     * heads. A decoder caches them once. 0: the layer has its own */
+    int64_t kv_back;
+    int64_t rope_pairs; /* pairs of higher number are not rotated; 0: rotary_dim / 2 */
+    /* Width P of an input of the layer beside the stream (Gemma 4); 0: none. With x0 the stream before the
+     * first layer, g the activation of the feed-forward layers, which are gated, the layer ends with
+     *
+     *   p = (sqrt(P) input_table[token] + norm(W_p x0 / sqrt(E))) / sqrt(2)                  [P]
+     *   x = x + norm'(W_o (g(W_g x) * p))
+     *
+     * Needs pre-norm with MHA_NORM_RMS, without cross-attention and parallel blocks */
+    int64_t input_dim;
 } mha_layer_desc;
 
-/** How a layer differs from attention without output gates and latents, as a phrase for messages: "is
- * a gated delta net". NULL if it does not differ. Memory static. Errors none. Threads any. Since 0.1 */
+/** How a layer differs from attention with its own keys and values and heads of the usual size, without
+ * output gates and latents, whose blocks alone change the stream: a phrase for messages, "is a gated delta
+ * net". NULL if it does not differ. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_difference(const mha_layer_desc *layer);
 
 /** Why a layer has no gradients, as a phrase for messages: "has routed experts". NULL if it has
@@ -460,7 +480,8 @@ typedef struct mha_transformer_source {
  * Rows that cannot be coded are computed in f32.
  *
  * With compute = MHA_COMPUTE_BF16 all linear layers are those of mha_linear_create_bf16() (nn.h),
- * whatever type their weights are stored in. Rows of bf16 are multiplied in place (find_rows).
+ * whatever type their weights are stored in. Rows of bf16 are multiplied in place (find_rows). With
+ * MHA_COMPUTE_TILES they are those of mha_linear_create_tiles().
  *
  * Everything else (attention, norms, embeddings) is computed in f32. Only forward calls, decoders
  * and views are supported: mha_transformer_backward() returns an error. A transformer pruned or
@@ -504,8 +525,9 @@ typedef struct mha_transformer_source {
  *          forward calls take 1 MiB + 392 KiB of scratch per thread, more if 32 rows exceed 1 MiB.
  *          With MHA_COMPUTE_INT8 they take 832 bytes for every 256 inputs of a token, and 585 KiB
  *          and 32 rows per thread if that exceeds the scratch above. With MHA_COMPUTE_BF16 they
- *          also take the size of the inputs of all tokens, and of 32 rows per thread. Backward
- *          calls take the size of one matrix.
+ *          also take the size of the inputs of all tokens, and of 32 rows per thread. With
+ *          MHA_COMPUTE_TILES they take the former and 48 KiB per thread. Backward calls take the
+ *          size of one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
  *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).
@@ -548,6 +570,10 @@ MHA_API int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t 
 /** The number of key/value heads of a layer. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer);
 
+/** The size D of the heads of a layer, also if desc lacks defaults. A mixer other than attention may have
+ * others. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_transformer_head_dim(const mha_transformer_desc *desc, int64_t layer);
+
 /** The largest total width of the heads of a layer: H D, or more if a mixer has wider heads. desc
  * must have every default filled in. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_transformer_heads_width(const mha_transformer_desc *desc);
@@ -565,7 +591,8 @@ typedef enum mha_parameter_kind {
     MHA_PARAMETER_EMBEDDING = 1, /* tokens, positions, types */
     MHA_PARAMETER_BIAS = 2,      /* also T5's tables and sinks: all are initially 0 */
     MHA_PARAMETER_NORM = 3,
-    MHA_PARAMETER_CONSTANT = 4 /* ALiBi's slopes: not learned, their gradient is 0 */
+    MHA_PARAMETER_CONSTANT =
+        4 /* ALiBi's slopes, scales of layers: not learned, their gradient is 0 */
 } mha_parameter_kind;
 
 typedef struct mha_parameter {
@@ -615,6 +642,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.short_conv.b_proj.weight         c_proj x_proj o_proj, in place of self_attn in a short
  *   layers.N.short_conv.conv.weight [E,K]     convolution
  *   layers.N.cross_attn_norm, cross_attn      likewise
+ *                                             without k_proj, v_proj and k_norm with kv_back
  *   layers.N.mlp_norm, mlp_post_norm          likewise; no mlp_norm with MHA_TRANSFORMER_ONE_NORM
  *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
  *   layers.N.mlp.router.weight [count,E]      shared_expert_gate.weight [1,E], score_bias [count],
@@ -622,6 +650,10 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *                                             in place of the line above in a layer of experts
  *   layers.N.mlp.experts.K.gate_proj.bias     up_proj, down_proj likewise, and router.bias [count],
  *                                             with MHA_EXPERTS_BIAS, after the matrices of all
+ *   layers.N.input.table.weight [V,P]         with input_dim: input_table, W_p [P,E] and its norm [P],
+ *   layers.N.input.proj.weight .norm.weight   W_g [P,E], W_o [E,P], and norm'
+ *   layers.N.input.gate_proj.weight           o_proj.weight, then layers.N.input_post_norm.weight
+ *   layers.N.output.scale [1]                 with MHA_LAYER_OUTPUT_SCALE
  *   norm.weight .bias                         lm_head.weight [V,E] .bias [V]
  *
  * Memory   fills *parameter.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1

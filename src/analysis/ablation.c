@@ -102,7 +102,7 @@ static int64_t first_layer(const mha_transformer_desc *d, const mha_head_sets *s
     int64_t layer = d->num_layers;
     for (int64_t k = sets->first[s]; k < sets->first[s + 1]; k++)
         layer = mhai_min_i64(layer, sets->heads[k] / d->num_heads);
-    return layer;
+    return layer < d->num_layers ? mhai_transformer_start_layer(d, layer) : layer;
 }
 
 /* The cost of a text: the unchanged pass, a pass over the other text when

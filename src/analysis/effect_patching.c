@@ -47,6 +47,7 @@ static void patch_part(mhai_effect_run *r, const float *heads, const float *qkv,
 static int64_t count_of(const mhai_effect_run *r, mha_patch_part part, int64_t layer)
 {
     const mhai_mix mix = mhai_effect_mix(r, layer);
+    if (mix.borrows && (part == MHA_PATCH_KEY || part == MHA_PATCH_VALUE)) return 0;
     return part == MHA_PATCH_OUTPUT  ? mhai_effect_heads_of(r, layer).q
            : part == MHA_PATCH_QUERY ? mix.q
            : part == MHA_PATCH_KEY   ? mix.k
@@ -55,6 +56,7 @@ static int64_t count_of(const mhai_effect_run *r, mha_patch_part part, int64_t l
 
 static mha_status pass_from(mhai_effect_run *r, const patching_job *job, int64_t layer)
 {
+    layer = mhai_transformer_start_layer(r->d, layer);
     return mhai_effect_pass(r, &r->texts[0], layer,
                             job->stream + mhai_effect_block(r, layer, r->d->embed_dim));
 }

@@ -132,7 +132,7 @@ static mha_status keep(void *user, const mha_activations *a, int64_t layer)
         keep_rows(k, k->qkv + mhai_effect_block(r, layer, r->qkv), self->qkv, rows,
                   mhai_effect_mix(r, layer).width);
     if (k->end && layer == r->d->num_layers - 1)
-        keep_rows(k, k->end, mhai_transformer_next(a, layer, MHA_PART_FEED_FORWARD), rows, E);
+        keep_rows(k, k->end, mhai_transformer_next(a, layer, MHAI_LAYER_END), rows, E);
     return MHA_OK;
 }
 
@@ -298,7 +298,7 @@ int64_t mhai_effect_pass_work(const mha_transformer *t, const mha_effect_text *t
         const mha_experts_desc *x = mhai_transformer_experts(d, l);
         numbers += mix.width + mix.out +
                    (mhai_transformer_gated(t) ? 3 : 2) *
-                       (x ? x->used * x->ff_dim + x->shared_dim : d->ff_dim);
+                       (x ? x->used * x->ff_dim + x->shared_dim : mhai_transformer_ff(d, l));
     }
     return (mhai_effect_tokens(text) * numbers + text->term_count * d->vocab_size) * d->embed_dim;
 }

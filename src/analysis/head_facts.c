@@ -1,5 +1,6 @@
 /* The rows to which each score applies: their visible keys, and the fraction of these that are
  * targets. All heads share this data, so it is computed once per block of rows. */
+#include "analysis/grid.h"
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
@@ -160,6 +161,22 @@ static void repeats(const mhai_head_text *text, mhai_head_fact *fact)
     if (followers > 1) fact->chance[MHA_MEASURE_INDUCTION_LATEST] = 1 / (double)fact->keys;
 }
 
+/* A patch that sees all tokens. Rows are eligible even if all patches are targets, as in grid.h. */
+static void patches(const mhai_head_text *text, mhai_head_fact *fact)
+{
+    const mha_grid *grid = text->given.grid;
+    mha_grid_measures chance;
+    fact->chance[MHA_MEASURE_SELF] = chance_of(fact, sees(fact, text, fact->i));
+    if (fact->i < grid->first || fact->keys < text->given.keys) return;
+    mhai_grid_row(grid, fact->i - grid->first, (mhai_patch_row){0}, &chance);
+    fact->chance[MHA_MEASURE_PATCH_DISTANCE] = chance.distance;
+    fact->chance[MHA_MEASURE_PATCH_LOCAL] = chance.local;
+    fact->chance[MHA_MEASURE_SAME_ROW] = chance.same_row;
+    fact->chance[MHA_MEASURE_SAME_COL] = chance.same_col;
+    if (grid->first > grid->registers) fact->chance[MHA_MEASURE_CLS] = chance.cls;
+    if (grid->registers > 0) fact->chance[MHA_MEASURE_REGISTERS] = chance.registers;
+}
+
 /* Scores of cross-attention. */
 static void across(const mha_head_measures *m, mhai_head_fact *fact)
 {
@@ -179,19 +196,23 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
     if (fact->keys < 1) return;
     /* A softmax must put its mass somewhere, often on a sink. A signed row does not have to. */
     const bool signs = m->signed_layer == m->layer;
-    if (!signs && sees(fact, text, 0)) fact->chance[MHA_MEASURE_SINK] = 1 / keys;
+    if (!signs && !text->given.grid && sees(fact, text, 0))
+        fact->chance[MHA_MEASURE_SINK] = 1 / keys;
     if (fact->keys < 2) return;
     if (signs) fact->chance[MHA_MEASURE_NEGATIVE] = 0;
     const int64_t separators = count_marked(fact, text->given.separators);
-    fact->chance[MHA_MEASURE_FIRST] = chance_of(fact, sees(fact, text, 0));
-    fact->chance[MHA_MEASURE_SEPARATOR] = chance_of(fact, separators);
+    if (!text->given.grid) {
+        fact->chance[MHA_MEASURE_FIRST] = chance_of(fact, sees(fact, text, 0));
+        fact->chance[MHA_MEASURE_SEPARATOR] = chance_of(fact, separators);
+    }
     fact->chance[MHA_MEASURE_RARE] = chance_of(fact, count_rarest(fact, text));
     if (separators < fact->keys) fact->chance[MHA_MEASURE_CONFIDENCE] = 1 / keys;
     fact->chance[MHA_MEASURE_ENTROPY] = mhai_log(keys);
     fact->chance[MHA_MEASURE_EVENNESS] = fact->chance[MHA_MEASURE_BROAD] = 1;
     if (fact->cosine && fact->i >= 0 && fact->keys > 2) fact->chance[MHA_MEASURE_COSINE] = 0;
     if (text->given.flags & MHA_HEADS_CROSS) across(m, fact);
-    if (fact->i < 0) return;
+    if (text->given.grid) patches(text, fact);
+    if (fact->i < 0 || text->given.grid) return;
     positions(m, fact);
     if (text->same_before) repeats(text, fact);
 }
@@ -225,7 +246,8 @@ static void make_fact(void *argument, int64_t item, int worker)
     mhai_head_fact *fact = &job->facts[item];
     (void)worker;
     fact->t = job->row + item;
-    fact->skipped = text->given.skip_queries && text->given.skip_queries[fact->t];
+    fact->skipped = (text->given.skip_queries && text->given.skip_queries[fact->t]) ||
+                    (text->given.grid && fact->t < text->given.grid->first);
     find_keys(text, &job->m->windows[job->m->layer], fact);
     count_keys(text, fact);
     find_chances(job->m, fact);

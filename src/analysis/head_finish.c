@@ -172,7 +172,7 @@ void mhai_head_finish_map(const mha_head_measures *m, mhai_head_map *map, void *
     vertical(m, map, parts, columns);
     rare(m, map, parts, columns);
     cut(m, map);
-    families(m, map, parts);
+    if (!m->text.given.grid) families(m, map, parts);
     const bool sharp = 2 * map->sharp_rows > map->rows; /* whether the median row is sharp */
     add(map, MHA_MEASURE_HORIZONTAL, sharp ? (double)map->broad_rows / (double)map->rows : 0, 0,
         map->rows);

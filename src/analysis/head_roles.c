@@ -51,7 +51,12 @@ static bool is_told(const role_search *x, mha_role role)
     switch (role) {
     case MHA_ROLE_DIAGONAL: return neighbour;
     case MHA_ROLE_LOCAL: return neighbour || has[MHA_ROLE_DIAGONAL];
-    case MHA_ROLE_VERTICAL: return has[MHA_ROLE_SINK] || has[MHA_ROLE_SEPARATOR];
+    case MHA_ROLE_VERTICAL:
+        return has[MHA_ROLE_SINK] || has[MHA_ROLE_SEPARATOR] || has[MHA_ROLE_CLS] ||
+               has[MHA_ROLE_REGISTERS];
+    case MHA_ROLE_PATCHES:
+    case MHA_ROLE_ROW:
+    case MHA_ROLE_COLUMN: return has[MHA_ROLE_SELF];
     case MHA_ROLE_CUT: return has[MHA_ROLE_BLOCK];
     case MHA_ROLE_MONOTONE: return has[MHA_ROLE_DIAGONAL];
     default: return false;
@@ -113,16 +118,17 @@ static void search_links(role_search *x)
         }
 }
 
-static void search_one(role_search *x, mha_role which)
+static mha_head_score score_of(const role_search *x, mha_role role)
 {
-    const mha_role_info *info = &infos[which];
+    return mha_head_measures_score(x->m, x->layer, x->head, infos[role].measure);
+}
+
+static void add_role(role_search *x, mha_role which)
+{
     mha_head_role spare;
-    const mha_head_score score = mha_head_measures_score(x->m, x->layer, x->head, info->measure);
-    x->has[which] = reaches(info, &score);
-    if (!x->has[which] || is_told(x, which)) return;
     const mha_head_details details = mha_head_measures_details(x->m, x->layer, x->head);
     mha_head_role *role = next(x, &spare);
-    *role = (mha_head_role){.role = which, .score = score};
+    *role = (mha_head_role){.role = which, .score = score_of(x, which)};
     if (which == MHA_ROLE_DIAGONAL) role->offset = details.diagonal_offset;
     if (which == MHA_ROLE_POSITIONAL) role->offset = details.positional_offset;
     tell(role);
@@ -135,10 +141,14 @@ int64_t mha_head_measures_roles(const mha_head_measures *m, int64_t layer, int64
         .m = m, .layer = layer, .head = head, .roles = roles, .most = roles ? most : 0};
     if (!m) return 0;
     for (int role = 0; role < MHA_ROLES; role++) {
+        const mha_head_score score = score_of(&x, (mha_role)role);
+        x.has[role] = role != MHA_ROLE_LINKS && reaches(&infos[role], &score);
+    }
+    for (int role = 0; role < MHA_ROLES; role++) {
         if (role == MHA_ROLE_LINKS)
             search_links(&x);
-        else
-            search_one(&x, (mha_role)role);
+        else if (x.has[role] && !is_told(&x, (mha_role)role))
+            add_role(&x, (mha_role)role);
     }
     return x.count;
 }

@@ -1,5 +1,6 @@
 /* Adding a row of a head to the head's sums. Sums go over keys in order, and rows arrive in order,
  * so results do not depend on the division into blocks. */
+#include "analysis/grid.h"
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 #include "base/math.h"
@@ -145,6 +146,22 @@ static void positions(row_work *x)
     count(x, MHA_MEASURE_BLOCK,
           even_mass(x->sums.segment, x->sums.segment_entropy, x->fact->in_segment));
     offsets(x, i);
+}
+
+static void patches(row_work *x)
+{
+    const mha_grid *grid = x->text->given.grid;
+    const mhai_patch_row row = {.doubles = x->a};
+    mha_grid_measures of;
+    count(x, MHA_MEASURE_SELF, weight(x, x->fact->i));
+    if (mhai_grid_row(grid, x->fact->i - grid->first, row, &of)) {
+        count(x, MHA_MEASURE_PATCH_DISTANCE, of.distance);
+        count(x, MHA_MEASURE_PATCH_LOCAL, of.local);
+        count(x, MHA_MEASURE_SAME_ROW, of.same_row);
+        count(x, MHA_MEASURE_SAME_COL, of.same_col);
+    }
+    count(x, MHA_MEASURE_CLS, of.cls);
+    count(x, MHA_MEASURE_REGISTERS, of.registers);
 }
 
 static void repeats(row_work *x)
@@ -318,7 +335,7 @@ void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, c
     if (fact->keys < 2) return;
     pass(&x);
     count_area(&x);
-    if (map->seen) mhai_corpus_moved(map->seen, fact, a);
+    if (map->seen && !x.text->given.grid) mhai_corpus_moved(map->seen, fact, a);
     count(&x, MHA_MEASURE_FIRST, weight(&x, 0));
     count(&x, MHA_MEASURE_SEPARATOR, x.sums.separators);
     count(&x, MHA_MEASURE_CONFIDENCE, x.sums.word);
@@ -327,7 +344,10 @@ void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, c
     cuts(&x);
     if (x.text->given.flags & MHA_HEADS_CROSS) across(&x);
     if (fact->i < 0) return;
-    positions(&x);
+    if (x.text->given.grid)
+        patches(&x);
+    else
+        positions(&x);
     if (x.text->same_before) repeats(&x);
     similar(&x);
 }

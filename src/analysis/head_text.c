@@ -3,6 +3,7 @@
  *
  * A probe is a link in one direction: the query rows of one word, and the word to which they should
  * attend. Probes are sorted by row, so the probes of a word are adjacent. */
+#include "analysis/grid.h"
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 
@@ -90,6 +91,22 @@ static mha_status check_links(const mha_head_measures *m, const mha_heads_text *
                             (long long)i, (long long)link->query, (long long)link->key,
                             (long long)askers - 1, (long long)words - 1);
     }
+    return MHA_OK;
+}
+
+/* Check an image, and drop what its tokens do not have. */
+static mha_status check_grid(mha_heads_text *x)
+{
+    const mha_grid *grid = x->grid;
+    if (!grid) return MHA_OK;
+    MHA_TRY(mhai_grid_check(grid));
+    const int64_t tokens = grid->first + grid->rows * grid->cols;
+    if (x->flags || x->q_offset || x->queries != tokens || x->keys != tokens)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_heads_text: grid has %lld tokens; expected as many queries and keys, "
+                        "q_offset 0 and no flags",
+                        (long long)tokens);
+    x->ids = x->segments = x->ranks = NULL;
     return MHA_OK;
 }
 
@@ -216,7 +233,7 @@ static void place_bins(mhai_head_text *x)
     const int64_t S = x->given.keys;
     int64_t at = 0;
     x->cuts = 0;
-    for (int64_t n = 0; S > 1 && n < MHAI_HEAD_CUTS; n++) {
+    for (int64_t n = 0; S > 1 && !x->given.grid && n < MHAI_HEAD_CUTS; n++) {
         const int64_t cut = S <= MHAI_HEAD_CUTS ? n : n * S / MHAI_HEAD_CUTS;
         if (cut < 4 || S - cut < 4) continue; /* a block must have at least 4 rows */
         x->cut_at[x->cuts++] = cut;
@@ -322,6 +339,7 @@ mha_status mhai_head_text_open(mha_head_measures *m, const mha_heads_text *text)
     MHA_TRY(mhai_struct_copy("mha_heads_text", &x.given, sizeof x.given, sizeof x.given, text));
     MHA_TRY(check_flags(&x.given));
     MHA_TRY(check_numbers(&x.given));
+    MHA_TRY(check_grid(&x.given));
     MHA_TRY(check_words(&x.given, &x.words));
     MHA_TRY(check_links(m, &x.given, x.words));
     MHA_TRY(take_memory(m, &x));

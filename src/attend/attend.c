@@ -187,10 +187,14 @@ static mha_status attend_moving(const mhai_attend *a)
 
 mha_status mhai_attend_position(const mhai_attend *a)
 {
+    static const mha_tensor none;
+    const mha_tensor *k = a->borrows ? &none : &a->k;
     if (a->q.ndim) MHA_TRY(normalise(a, &a->q, a->q_norm));
-    if (a->k.ndim) MHA_TRY(normalise(a, &a->k, a->k_norm));
+    if (k->ndim) MHA_TRY(normalise(a, k, a->k_norm));
+    if (k->ndim && a->norms_values)
+        MHA_TRY(mha_qk_norm(a->context, a->qk_norm, a->qk_norm_epsilon, &a->v, NULL, &a->v));
     if (a->sinks) keep_sinks(a);
-    return rotate_both(a, &a->q, &a->k, 0);
+    return rotate_both(a, &a->q, k, 0);
 }
 
 /* ---- attention ----------------------------------------------------------------------------- */
@@ -200,7 +204,8 @@ mha_status mhai_attend_run(const mhai_attend *a)
     if (!a->cache)
         return mha_attention_forward(a->context, &a->desc, &a->q, &a->k, &a->v, &a->heads,
                                      &a->outputs);
-    if (a->k.ndim) MHA_TRY(mha_kv_cache_append_rows(a->cache, &a->k, &a->v, a->firsts, a->counts));
+    if (a->k.ndim && !a->borrows)
+        MHA_TRY(mha_kv_cache_append_rows(a->cache, &a->k, &a->v, a->firsts, a->counts));
     if (!a->q.ndim) return MHA_OK;
     if (a->sinks) return attend_moving(a);
     return mhai_kv_cache_attend(a->context, a->cache, &a->desc, a->firsts, &a->q, &a->heads,
@@ -257,7 +262,23 @@ mha_status mhai_attend_position_backward(const mhai_attend *a, const mha_tensor 
                                          const mha_tensor *dk, const mhai_attend_norm *q_norm,
                                          const mhai_attend_norm *k_norm)
 {
+    static const mha_tensor none;
+    if (a->borrows) dk = &none;
     MHA_TRY(rotate_both(a, dq, dk, MHA_ROPE_INVERSE));
     MHA_TRY(normalise_back(a, dq, a->q_norm, q_norm));
-    return normalise_back(a, dk, a->k_norm, k_norm);
+    return dk->ndim ? normalise_back(a, dk, a->k_norm, k_norm) : MHA_OK;
+}
+
+mha_status mhai_attend_values_backward(const mhai_attend *a, const mha_tensor *v,
+                                       const mha_tensor *dv)
+{
+    mhai_attend own = *a;
+    float *ones;
+    own.norms_row = false;
+    if (!a->norms_values || a->borrows) return MHA_OK;
+    const mha_scratch_mark mark = mha_scratch_top(a->context);
+    MHA_TRY(mha_scratch_alloc(a->context, dv->shape[3], sizeof *ones, &ones));
+    for (int64_t i = 0; i < dv->shape[3]; i++) ones[i] = 1;
+    const mha_status status = normalise_back(&own, dv, ones, &(mhai_attend_norm){v, NULL});
+    return mha_scratch_end(a->context, mark, status);
 }

@@ -27,6 +27,7 @@ typedef struct mhai_attend_sinks {
 typedef struct mhai_attend {
     mha_qk_norm_kind qk_norm;
     bool norms_row; /* one norm for all heads of a token, whose vectors are then contiguous */
+    bool norms_values;
     float qk_norm_epsilon;
     const float *q_norm, *k_norm; /* [D], or with norms_row [H D] and [Hk D]; NULL: no norms */
     bool rotates;
@@ -34,6 +35,7 @@ typedef struct mhai_attend {
     mha_attention_desc desc;
 
     mha_context *context;
+    bool borrows; /* k and v are those of an earlier layer, or already in the cache */
     mha_positions query_positions, key_positions;
     mha_attention_outputs outputs;
     mha_kv_cache *cache;            /* or NULL */
@@ -66,5 +68,9 @@ MHA_NODISCARD mha_status mhai_attend_position_backward(const mhai_attend *a, con
                                                        const mha_tensor *dk,
                                                        const mhai_attend_norm *q_norm,
                                                        const mhai_attend_norm *k_norm);
+
+/* The same for values that are normalised: dv in place. v: the projected values. */
+MHA_NODISCARD mha_status mhai_attend_values_backward(const mhai_attend *a, const mha_tensor *v,
+                                                     const mha_tensor *dv);
 
 #endif

@@ -33,6 +33,7 @@ const char *mha_compute_name(mha_compute compute)
     case MHA_COMPUTE_F32: return "f32";
     case MHA_COMPUTE_INT8: return "int8";
     case MHA_COMPUTE_BF16: return "bf16";
+    case MHA_COMPUTE_TILES: return "tiles";
     }
     return "?";
 }
@@ -66,9 +67,10 @@ static unsigned saved_registers(void)
 /* Leaf 29 must describe palette 1: eight tiles of 16 rows of 64 bytes. d: EDX of leaf 7. */
 static bool has_tiles(unsigned d, unsigned saved)
 {
-    enum { TILES = 3 << 17, TILE = 1 << 24, INT8 = 1 << 25, PALETTE = 29 };
+    enum { TILES = 3 << 17, BF16 = 1 << 22, TILE = 1 << 24, INT8 = 1 << 25, PALETTE = 29 };
+    const unsigned all = BF16 | TILE | INT8;
     unsigned bytes, row_and_names, rows, unused;
-    return (saved & TILES) == TILES && (d & TILE) && (d & INT8) &&
+    return (saved & TILES) == TILES && (d & all) == all &&
            __get_cpuid_count(PALETTE, 1, &bytes, &row_and_names, &rows, &unused) &&
            bytes == (1024u << 16 | 8192) && row_and_names == (8u << 16 | 64) &&
            (rows & 0xFFFF) == 16;

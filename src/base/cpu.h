@@ -12,7 +12,7 @@ enum {
     MHAI_CPU_AVX512 = 4,
     MHAI_CPU_AVX512_VNNI = 8,
     MHAI_CPU_AVX512_BF16 = 16,
-    MHAI_CPU_AMX = 32 /* tiles and their int8 products, if the system grants them to the process */
+    MHAI_CPU_AMX = 32 /* tiles, with products of int8 and bf16, if the system grants them */
 };
 
 unsigned mhai_cpu_features(void);

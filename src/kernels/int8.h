@@ -1,5 +1,6 @@
-/* Contracts of the kernels for linear layers in int8 arithmetic (docs/numerics.md 13). They have a
- * separate table, because an instruction set may or may not include fast byte products (VNNI).
+/* Contracts of the kernels for linear layers in int8 arithmetic (docs/numerics.md 13) and in bf16
+ * with the sums of tiles (15.3). They have a separate table, because an instruction set may or may
+ * not include fast byte products (VNNI) and tiles (AMX).
  * Results are bit-identical on every instruction set, including portable C: sums of products are
  * integers, and all f32 operations have a fixed order and are never fused.
  *
@@ -34,6 +35,24 @@ typedef struct mhai_int8_product {
     float *out;
     int64_t out_stride;
 } mhai_int8_product;
+
+/* bf16 products with the sums of tiles (docs/numerics.md 15.3), for layers in that arithmetic:
+ *
+ *   out[r][i] = from[r][i] + sum, where sum = 0 and then sum = sum + (even + odd) for each 16 pairs
+ *   even, odd: chains of FMAs from 0 over the first and the second numbers of the pairs
+ *
+ * Elements are 0 or between 2^-50 and 2^59 in magnitude. */
+enum { MHAI_TILE_STEP = 16, MHAI_TILE_PAIRS = 128 };
+typedef struct mhai_bf16_product {
+    int64_t rows, pairs, cols; /* pairs: whole steps, at most MHAI_TILE_PAIRS; cols: 1 .. 32 */
+    const int32_t *x;          /* [rows][x_stride] pairs, the first number in the lower half */
+    int64_t x_stride;
+    const int32_t *w; /* [pairs][32] */
+    const float *from;
+    int64_t from_stride; /* 0: all rows share one row, a bias */
+    float *out;
+    int64_t out_stride;
+} mhai_bf16_product;
 
 typedef struct mhai_int8_kernels {
     int group, row_stride; /* row_stride in dwords */

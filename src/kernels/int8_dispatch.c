@@ -10,7 +10,7 @@
 extern const mhai_int8_kernels mhai_int8_kernels_portable;
 #if defined(MHAI_HAVE_X86)
 extern const mhai_int8_kernels mhai_int8_kernels_avx2, mhai_int8_kernels_avx512,
-    mhai_int8_kernels_amx;
+    mhai_int8_kernels_amx, mhai_int8_kernels_amx_int8;
 #endif
 #if defined(MHAI_HAVE_NEON)
 extern const mhai_int8_kernels mhai_int8_kernels_neon;
@@ -53,17 +53,46 @@ static bool compare_tiles(void)
     return memcmp(out[0], out[1], sizeof out[0]) == 0;
 }
 
-/* Compared once per process. */
-static bool tiles_agree(void)
+/* The same for bf16: 17 rows of 96 pairs of numbers with 8 bits and exponents from -8 to 7, whose
+ * sums round and cancel. */
+static bool compare_bf16_tiles(void)
 {
-    enum { NO = 1, YES = 2 };
-    static atomic_int known;
-    int answer = atomic_load_explicit(&known, memory_order_relaxed);
-    if (!answer) {
-        answer = compare_tiles() ? YES : NO;
-        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    enum { ROWS = 17, PAIRS = 96, COLS = MHAI_PANEL };
+    const mhai_int8_kernels *tables[] = {&mhai_int8_kernels_avx512, &mhai_int8_kernels_amx};
+    static const float zeros[COLS];
+    int32_t x[ROWS * PAIRS], w[PAIRS * COLS];
+    float out[2][ROWS * COLS];
+    uint32_t random = 1;
+    for (int i = 0; i < (ROWS + COLS) * PAIRS; i++) {
+        random = random * 1664525u + 1013904223u; /* keep signs and mantissas */
+        const uint32_t half = random & 0x87FF87FFu;
+        *(i < ROWS * PAIRS ? &x[i] : &w[i - ROWS * PAIRS]) = (int32_t)(half + 0x3B803B80u);
     }
-    return answer == YES;
+    for (int i = 0; i < 2; i++)
+        tables[i]->bf16_product(&(mhai_bf16_product){.rows = ROWS,
+                                                     .pairs = PAIRS,
+                                                     .cols = COLS,
+                                                     .x = x,
+                                                     .x_stride = PAIRS,
+                                                     .w = w,
+                                                     .from = zeros,
+                                                     .out = out[i],
+                                                     .out_stride = COLS});
+    return memcmp(out[0], out[1], sizeof out[0]) == 0;
+}
+
+/* Compared once per process. */
+static const mhai_int8_kernels *table_of_tiles(void)
+{
+    enum { NONE = 1, INT8, ALL };
+    static atomic_int known;
+    int agree = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!agree) {
+        agree = !compare_tiles() ? NONE : compare_bf16_tiles() ? ALL : INT8;
+        atomic_store_explicit(&known, agree, memory_order_relaxed);
+    }
+    if (agree == ALL) return &mhai_int8_kernels_amx;
+    return agree == INT8 ? &mhai_int8_kernels_amx_int8 : &mhai_int8_kernels_avx512;
 }
 #endif
 
@@ -71,7 +100,7 @@ const mhai_int8_kernels *mhai_int8_kernels_for(mha_isa isa)
 {
     switch (isa) {
 #if defined(MHAI_HAVE_X86)
-    case MHA_ISA_AMX: return tiles_agree() ? &mhai_int8_kernels_amx : &mhai_int8_kernels_avx512;
+    case MHA_ISA_AMX: return table_of_tiles();
     case MHA_ISA_AVX512:
         return mhai_cpu_features() & MHAI_CPU_AVX512_VNNI ? &mhai_int8_kernels_avx512
                                                           : &mhai_int8_kernels_avx2;

@@ -72,9 +72,9 @@ static mha_status check_positions(const mhai_config *config, const mhai_family_p
     const mha_transformer_desc *d = &plan->desc;
     const bool sines = plan->sinusoids || d->positions == MHA_ENCODING_SINUSOIDAL;
     if (d->positions != MHA_ENCODING_ROTARY && !sines) return MHA_OK;
-    const int64_t width = sines         ? d->embed_dim
-                          : d->head_dim ? d->head_dim
-                                        : d->embed_dim / d->num_heads;
+    int64_t width = sines ? d->embed_dim : 0;
+    for (int64_t i = 0; !sines && i < d->num_layers; i++)
+        if (mha_transformer_head_dim(d, i) > width) width = mha_transformer_head_dim(d, i);
     const int64_t tables = count_rotations(d);
     if (d->max_length * width <= MOST_ANGLES / tables) return MHA_OK; /* 2^20 each: no overflow */
     return mhai_path_fail(MHA_ERR_SIZE, config->path,
@@ -90,7 +90,7 @@ mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_famil
     static const char *const refused[] = {"per_layer_config", "is_encoder_decoder", NULL};
     plan->desc.struct_size = sizeof plan->desc;
     MHA_TRY(family->towers ? mhai_config_unset(config, refused[0])
-                           : mhai_config_refuse(config, refused));
+                           : mhai_config_refuse(config, refused + family->own_layers));
     MHA_TRY(mhai_family_read(family, config, plan));
     return check_positions(config, plan);
 }
@@ -140,34 +140,48 @@ static double delta_described(const mha_layer_desc *l, double E, double groups, 
     return E * (2 * groups * k + 3 * heads * v);
 }
 
+/* A lower bound for the parameters of a layer that attends: keys may also be values. */
+static double attention_described(const mha_layer_desc *l, double E, double D, double heads,
+                                  double groups)
+{
+    if (!l) return 2 * E * D * (heads + groups);
+    const double P = (double)l->input_dim;
+    const double shared = l->kv_back > 0 ? 0 : l->flags & MHA_LAYER_V_NORM ? 1 : 2;
+    return E * (D * (2 * heads + shared * groups) + 3 * P);
+}
+
 /* A lower bound for the number of parameters, which ignores norms and biases. Layers may share one
  * T5 table, or, if `shared`, everything. The bounds of the sizes prevent overflow of a double. */
 static double numbers_described(const mha_transformer_desc *d, bool shared)
 {
     const double W = (double)width_of_tables(d);
     const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
-    const double D = (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
     const double memory = (double)(d->memory_dim ? d->memory_dim : d->embed_dim);
     double layers = 0, layer = 0, bias = 0, relative = 0;
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
         const double heads = (double)mha_transformer_heads(d, i);
+        const double D = (double)mha_transformer_head_dim(d, i);
         const double groups = d->layer_heads ? (double)d->layer_kv_heads[i] : kv;
-        layers += l && l->latent_dim > 0                    ? latent_described(l, E, D, heads)
-                  : !l || !l->mixer                         ? 2 * E * D * (heads + groups)
+        layers += l && l->latent_dim > 0 ? latent_described(l, E, D, heads)
+                  : !l || !l->mixer      ? attention_described(l, E, D, heads, groups)
                   : l->mixer == MHA_MIXER_SHORT_CONVOLUTION ? 4 * E * E
                                                             : delta_described(l, E, groups, heads);
+        if (l) layers += (double)l->input_dim * (double)d->vocab_size;
         if (l) bias = fmax(bias, (double)l->t5_buckets * heads);
         if (l && l->relative_rows > 0)
             relative = l->flags & MHA_LAYER_RELATIVE_TABLE ? (double)l->relative_rows * D
                                                            : (double)l->relative_rows * E;
     }
     if (d->flags & MHA_TRANSFORMER_CROSS)
-        layer += 2 * E * (double)d->num_heads * D + 2 * memory * kv * D;
+        layer += 2 * ((double)d->num_heads * E + memory * kv) *
+                 (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
     layers += experts_described(d);
     const bool gated = mha_feed_forward_gated(d->feed_forward);
     for (int64_t i = 0; i < d->num_layers; i++)
-        if (mha_transformer_feeds(d, i)) layers += (gated ? 3.0 : 2.0) * E * (double)d->ff_dim;
+        if (mha_transformer_feeds(d, i))
+            layers += (gated ? 3.0 : 2.0) * E *
+                      (double)(d->layers && d->layers[i].ff_dim ? d->layers[i].ff_dim : d->ff_dim);
     layers += (double)d->num_layers * layer;
     double all =
         layers / (shared ? (double)d->num_layers : 1) + bias + relative + (double)d->vocab_size * W;
@@ -217,6 +231,12 @@ static mha_status check_numbers(const loading *l)
                           described, remedy(l));
 }
 
+static bool values_are_keys(const mhai_family_plan *plan, const char *ours)
+{
+    const long long layer = strtoll(ours + strlen("layers."), NULL, 10);
+    return plan->keys_as_values && !(plan->layers[layer].flags & MHA_LAYER_WINDOW);
+}
+
 /* The row of the family's names whose weight is in the file, NULL for our own name, or the first
  * row. */
 static const mhai_weight_name *row_of(const loading *l, const char *ours,
@@ -224,6 +244,8 @@ static const mhai_weight_name *row_of(const loading *l, const char *ours,
 {
     const mhai_weights *weights = &l->stored->weights;
     const mhai_weight_name *row = mhai_family_name(l->family, ours, name), *next = row;
+    if (row && row->form == MHAI_KEYS_AS_VALUES && !values_are_keys(&l->plan, ours))
+        row = next = mhai_family_next_name(l->family, ours, row, name);
     while (next && mhai_weights_find(weights, name) < 0)
         next = mhai_family_next_name(l->family, ours, next, name);
     if (next || mhai_weights_find(weights, name) >= 0) return next;

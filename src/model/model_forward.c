@@ -164,8 +164,7 @@ static mha_status check_output(const char *name, int64_t layer, const mha_tensor
     return MHA_OK;
 }
 
-static mha_status check_attention(const mha_model_info *info, const model_call *pass, int64_t layer,
-                                  spans *all)
+static mha_status check_attention(const model_call *pass, int64_t layer, spans *all)
 {
     mha_module_outputs w;
     const mha_module_outputs *given = pass->want.attention ? pass->want.attention[layer] : NULL;
@@ -182,7 +181,8 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
     mha_transformer_describe(pass->model->transformer, &d);
     const mha_layer_desc *of = d.layers ? &d.layers[layer] : NULL;
     const bool delta = of && of->key_dim > 0, latent = of && of->latent_dim > 0;
-    const int64_t B = pass->B, T = pass->T, D = delta ? of->key_dim : info->head_dim;
+    const int64_t B = pass->B, T = pass->T;
+    const int64_t D = delta ? of->key_dim : mha_transformer_head_dim(&d, layer);
     const int64_t Dv = delta || latent ? of->value_dim : D;
     const int64_t H = mha_transformer_heads(&d, layer);
     const int64_t Hk = mha_transformer_kv_heads(&d, layer);
@@ -208,7 +208,7 @@ static mha_status check_outputs(const mha_model_info *info, const model_call *pa
     const int64_t shape[] = {pass->B, pass->T, info->hidden_size};
     for (int64_t l = 0; l < info->layers; l++) {
         spans all = {.count = 0};
-        MHA_TRY(check_attention(info, pass, l, &all));
+        MHA_TRY(check_attention(pass, l, &all));
         if (want->hidden && l == 0) {
             spans first = all; /* hidden[0] may share memory with hidden[1], which
                                 * is written later */

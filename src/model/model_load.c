@@ -195,8 +195,7 @@ static mha_status check_options(const mha_model_options *own)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_model_options: flags 0x%x, reserved %u are unknown",
                         (unsigned)own->flags, (unsigned)own->reserved);
-    if (own->compute != MHA_COMPUTE_F32 && own->compute != MHA_COMPUTE_INT8 &&
-        own->compute != MHA_COMPUTE_BF16)
+    if ((unsigned)own->compute > MHA_COMPUTE_TILES)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_model_options: compute is %d, expected one of mha_compute",
                         (int)own->compute);

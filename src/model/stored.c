@@ -42,7 +42,7 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
 {
     const int64_t heads = mha_transformer_heads(d, p->layer);
     const int64_t kv_heads = mha_transformer_kv_heads(d, p->layer);
-    const int64_t D = d->head_dim;
+    const int64_t D = mha_transformer_head_dim(d, p->layer);
     if (strstr(p->name, ".mlp.")) return (fusion){1, {p->shape[0], p->shape[0], 0, 0}};
     if (d->layers && d->layers[p->layer].mixer == MHA_MIXER_SHORT_CONVOLUTION)
         return (fusion){1, {d->embed_dim, d->embed_dim, d->embed_dim, 0}};
@@ -214,7 +214,7 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
         .form = form,
         .transposed = p->ndim == 2 && (form == MHAI_TRANSPOSED || form == MHAI_FUSED_TRANSPOSED),
         .columns = p->ndim == 2 ? p->shape[1] : 1,
-        .head_dim = d->head_dim};
+        .head_dim = p->layer < 0 ? 0 : mha_transformer_head_dim(d, p->layer)};
     if (mhai_form_is_made(form)) return make_vector(d, p, row, stored);
     if (form == MHAI_LAST_FIRST) stored->last = d->layers[p->layer].shared_dim;
     if (is_fused(form)) find_part(d, p, row, stored, &total);
@@ -237,6 +237,14 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
     if (form == MHAI_LAST_ROWS) {
         stored->first = plan->first_position;
         total += plan->first_position;
+    }
+    if (form == MHAI_LAYER_ROWS) {
+        stored->first = p->layer * p->shape[0];
+        total *= d->num_layers;
+    }
+    if (form == MHAI_LAYER_COLUMNS) {
+        stored->column = p->layer * p->shape[1];
+        stored->columns *= d->num_layers;
     }
     stored->total = total;
     mha_tensor expected = {.ndim = p->ndim, .shape = {total, stored->columns}};
@@ -317,7 +325,8 @@ static void read_heads(const mhai_stored_parameter *p, int64_t row, int64_t rows
 static bool has_rows(const mhai_stored_parameter *p)
 {
     return !p->transposed && p->form != MHAI_PLUS_ONE && p->form != MHAI_MINUS_EXP &&
-           p->form != MHAI_CONVOLUTIONS && p->form != MHAI_LAYER_SCALED && !p->from.exponents;
+           p->form != MHAI_CONVOLUTIONS && p->form != MHAI_LAYER_COLUMNS &&
+           p->form != MHAI_LAYER_SCALED && !p->from.exponents;
 }
 
 /* Read rows. Those that are adjacent in the file are read together. */
@@ -327,7 +336,8 @@ static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows,
     for (int64_t i = 0, n; i < rows; i += n) {
         const int64_t at = row_at(p, row + i);
         for (n = 1; columns == p->columns && i + n < rows && row_at(p, row + i + n) == at + n;) n++;
-        mhai_elements_read(p->from, at * p->columns + column, n * columns, to + i * columns);
+        mhai_elements_read(p->from, at * p->columns + p->column + column, n * columns,
+                           to + i * columns);
     }
 }
 

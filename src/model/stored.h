@@ -11,10 +11,11 @@ typedef struct mhai_stored_parameter {
                                      * MHAI_LAYER_SCALED */
     mhai_weight_form form;
     bool transposed;
-    int64_t columns;        /* columns in the library; 1 for a vector */
-    int64_t total;          /* columns in the file, if transposed */
-    int64_t first;          /* file row (or, if transposed, column) of row 0 */
-    int64_t block, step;    /* fused rows: `block` consecutive rows every `step` rows of the file.
+    int64_t columns;     /* in the library, or with MHAI_LAYER_COLUMNS in the file; 1: a vector */
+    int64_t column;      /* of MHAI_LAYER_COLUMNS: the first column in the file */
+    int64_t total;       /* columns in the file, if transposed */
+    int64_t first;       /* file row (or, if transposed, column) of row 0 */
+    int64_t block, step; /* fused rows: `block` consecutive rows every `step` rows of the file.
                           * Of MHAI_CONVOLUTIONS: the rows of q, and of q and k */
     int64_t head_dim, last; /* last: of MHAI_LAST_FIRST, the number of a head's last rows */
     float *made; /* owns the numbers of a table that is not one weight of the file; NULL: it is */

@@ -220,26 +220,46 @@ static void set_bf16(mha_linear *linear, const mha_tensor *weight, const mha_ten
 {
     memset(linear->bias, 0, linear->bias_bytes);
     if (bias) mhai_linear_set_bias(linear, bias, 0);
-    mhai_matmul_pack_bf16(linear->kernels, weight->dtype, weight->data, weight->stride[0],
-                          linear->inputs, linear->outputs, linear->weight, linear->bias);
+    const bool tiles = linear->compute == MHA_COMPUTE_TILES;
+    (tiles ? mhai_matmul_pack_tiles
+           : mhai_matmul_pack_bf16)(linear->kernels, weight->dtype, weight->data, weight->stride[0],
+                                    linear->inputs, linear->outputs, linear->weight, linear->bias);
 }
 
-mha_status mha_linear_create_bf16(mha_context *context, const mha_tensor *weight,
-                                  const mha_tensor *bias, mha_linear **linear)
+static mha_status create_rounded(mha_context *context, mha_compute compute,
+                                 const mha_tensor *weight, const mha_tensor *bias,
+                                 mha_linear **linear)
 {
-    MHA_NEED("mha_linear_create_bf16", context, linear);
     MHA_TRY(check_bf16(weight, bias, NULL));
-    const mha_linear like = {
-        .inputs = weight->shape[1], .outputs = weight->shape[0], .has_bias = bias, .bf16 = true};
+    const mha_linear like = {.inputs = weight->shape[1],
+                             .outputs = weight->shape[0],
+                             .has_bias = bias,
+                             .compute = compute};
+    const mhai_kernels *kernels = mhai_kernels_for(context->isa);
     int64_t floats;
-    if (!mhai_matmul_bf16_panels(mhai_kernels_for(context->isa), like.inputs, like.outputs,
-                                 &floats))
+    if (compute == MHA_COMPUTE_TILES
+            ? !mhai_matmul_tiles_panels(like.inputs, like.outputs, &floats)
+            : !mhai_matmul_bf16_panels(kernels, like.inputs, like.outputs, &floats))
         return fail_size(like.inputs, like.outputs);
     mha_linear *made;
     MHA_TRY(create(context, &like, true, floats, &made));
     set_bf16(made, weight, bias);
     *linear = made;
     return MHA_OK;
+}
+
+mha_status mha_linear_create_bf16(mha_context *context, const mha_tensor *weight,
+                                  const mha_tensor *bias, mha_linear **linear)
+{
+    MHA_NEED("mha_linear_create_bf16", context, linear);
+    return create_rounded(context, MHA_COMPUTE_BF16, weight, bias, linear);
+}
+
+mha_status mha_linear_create_tiles(mha_context *context, const mha_tensor *weight,
+                                   const mha_tensor *bias, mha_linear **linear)
+{
+    MHA_NEED("mha_linear_create_tiles", context, linear);
+    return create_rounded(context, MHA_COMPUTE_TILES, weight, bias, linear);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -275,7 +295,7 @@ mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const
     if (bias && !linear->has_bias)
         return mha_fail(MHA_ERR_ARGUMENT, "bias: this layer was created without one");
     const int64_t shape[] = {linear->outputs, linear->inputs};
-    if (linear->bf16) {
+    if (linear->compute != MHA_COMPUTE_F32) {
         MHA_TRY(check_bf16(weight, linear->has_bias ? bias : NULL, shape));
         if (linear->has_bias && !bias) return mha_fail(MHA_ERR_NULL, "bias is NULL");
         set_bf16(linear, weight, bias);
@@ -309,7 +329,8 @@ mha_status mha_linear_forward(mha_context *context, const mha_linear *linear,
     const mhai_matmul job = mhai_linear_job(linear, activation, x->data, x->stride[0], x->shape[0],
                                             y->data, y->stride[0]);
     if (!linear->weight) return mhai_matmul_run_rows(context, &job, &linear->rows);
-    if (linear->bf16) return mhai_matmul_run_bf16(context, &job);
+    if (linear->compute == MHA_COMPUTE_BF16) return mhai_matmul_run_bf16(context, &job);
+    if (linear->compute == MHA_COMPUTE_TILES) return mhai_matmul_run_tiles(context, &job);
     MHA_TRY(mhai_matmul_reserve(context, &job));
     mhai_matmul_run(context, &job);
     return MHA_OK;

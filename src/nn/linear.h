@@ -13,7 +13,7 @@ struct mha_linear {
     const mhai_kernels *kernels; /* used for packing */
     int64_t inputs, outputs;     /* K, N */
     float *weight;               /* packed: mhai_matmul_place(); NULL: read from rows */
-    bool bf16;                   /* from mhai_matmul_pack_bf16(); bias is NaN for rows
+    mha_compute compute;         /* of the panels; with bf16 and tiles, bias is NaN for rows
                                   * that bf16 cannot represent */
     mhai_rows rows;              /* source of the weight; read is NULL without one */
     mha_tensor lent;             /* [N, K] the caller's matrix that `rows` reads; data NULL: none */

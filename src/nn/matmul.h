@@ -72,7 +72,7 @@ MHA_NODISCARD mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_
                                                int64_t inner, int64_t cols, float *panels);
 
 /* The product with b = W^T, by groups of columns that fit in L2 for each thread. Bit-identical to
- * mhai_matmul_run(), or to the arithmetic of from->compute (docs/numerics.md 13 and 15.2).
+ * mhai_matmul_run(), or to the arithmetic of from->compute (docs/numerics.md 13 and 15).
  * job->panels is not read. a must not be transposed. On error, nothing is written. */
 MHA_NODISCARD mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job,
                                               const mhai_rows *from);
@@ -93,7 +93,14 @@ void mhai_matmul_pack_bf16(const mhai_kernels *kernels, mha_dtype type, const vo
  * Error: MHA_ERR_NOMEM for scratch; c is then unchanged. */
 MHA_NODISCARD mha_status mhai_matmul_run_bf16(mha_context *context, const mhai_matmul *job);
 
-/* The same, but packs b [inner][cols] into temporary scratch first. */
+/* The same for the sums of tiles (docs/numerics.md 15.3). */
+bool mhai_matmul_tiles_panels(int64_t inner, int64_t cols, int64_t *floats);
+void mhai_matmul_pack_tiles(const mhai_kernels *kernels, mha_dtype type, const void *rows,
+                            int64_t stride, int64_t inner, int64_t cols, float *panels,
+                            float *bias);
+MHA_NODISCARD mha_status mhai_matmul_run_tiles(mha_context *context, const mhai_matmul *job);
+
+/* The same as mhai_matmul_run(), but packs b [inner][cols] into temporary scratch first. */
 MHA_NODISCARD mha_status mhai_matmul_packing(mha_context *context, const mhai_matmul *job,
                                              const float *b, int64_t stride);
 

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "kernels/int8.h"
 
 #include <math.h>
 #include <string.h>
@@ -129,23 +130,13 @@ void mhai_matmul_pack_bf16(const mhai_kernels *kernels, mha_dtype type, const vo
 
 enum { ROUND_ROWS = 16 };
 
-/* A product whose rows of a are rounded into x. */
-typedef struct bf16_job {
-    const mhai_matmul *job;
-    const mhai_kernels *kernels;
-    bool pairs;
-    float *x; /* [rows][stride] */
-    int64_t stride;
-    uint8_t *fits; /* [rows] */
-} bf16_job;
-
 /* A row stride that is not a power of two. */
 static int64_t stride_of(int64_t inner)
 {
     return mhai_round_up(inner, 16) + 16;
 }
 
-static size_t rows_bytes(int64_t rows, int64_t inner)
+size_t mhai_rounded_bytes(int64_t rows, int64_t inner)
 {
     return (size_t)(rows * stride_of(inner)) * sizeof(float) + (size_t)rows;
 }
@@ -153,12 +144,14 @@ static size_t rows_bytes(int64_t rows, int64_t inner)
 size_t mhai_rows_bf16_bytes(const mha_context *context, int64_t rows, int64_t inner)
 {
     const int64_t room = mhai_round_up(inner, 2) * MHAI_PANEL * context->num_threads;
-    return rows_bytes(rows, inner) + 64 + (size_t)room * sizeof(float); /* 64 for alignment */
+    return mhai_rounded_bytes(rows, inner) + 64 +
+           (size_t)room * sizeof(float); /* 64 for alignment */
 }
 
 static void round_rows(void *argument, int64_t item, int worker)
 {
-    const bf16_job *j = argument;
+    const mhai_rounded *j = argument;
+    const int64_t pairs = (j->job->inner + 1) / 2, step = MHAI_TILE_STEP;
     const int64_t end = mhai_min_i64(j->job->rows, (item + 1) * ROUND_ROWS);
     (void)worker;
     for (int64_t row = item * ROUND_ROWS; row < end; row++) {
@@ -166,20 +159,32 @@ static void round_rows(void *argument, int64_t item, int worker)
         bool fits = true;
         memcpy(x, j->job->a + row * j->job->a_stride, (size_t)j->job->inner * sizeof *x);
         if (j->job->inner > 0) j->kernels->bf16_row(x, j->job->inner, j->pairs, &fits);
+        if (j->pairs)
+            memset(x + pairs, 0, (size_t)(mhai_round_up(pairs, step) - pairs) * sizeof *x);
         j->fits[row] = fits;
     }
 }
 
-/* Make the job, with rounded rows in scratch that the caller releases. */
-static mha_status round_all(mha_context *context, const mhai_matmul *job, bf16_job *j,
-                            mhai_matmul *rounded)
+mha_status mhai_round_rows(mha_context *context, const mhai_matmul *job, bool pairs,
+                           mhai_rounded *j)
 {
-    *j = (bf16_job){
-        .job = job, .kernels = mhai_kernels_for(context->isa), .stride = stride_of(job->inner)};
-    j->pairs = mhai_kernels_have_pairs(j->kernels);
-    MHA_TRY(mha_scratch_alloc(context, (int64_t)rows_bytes(job->rows, job->inner), 1, &j->x));
+    *j = (mhai_rounded){.job = job,
+                        .kernels = mhai_kernels_for(context->isa),
+                        .pairs = pairs,
+                        .stride = stride_of(job->inner)};
+    MHA_TRY(
+        mha_scratch_alloc(context, (int64_t)mhai_rounded_bytes(job->rows, job->inner), 1, &j->x));
     j->fits = (void *)(j->x + job->rows * j->stride);
     mhai_rows_each(context, job, 0, mhai_ceil_div(job->rows, ROUND_ROWS), round_rows, j);
+    return MHA_OK;
+}
+
+/* Make the job, with rounded rows in scratch that the caller releases. */
+static mha_status round_all(mha_context *context, const mhai_matmul *job, mhai_rounded *j,
+                            mhai_matmul *rounded)
+{
+    const bool pairs = mhai_kernels_have_pairs(mhai_kernels_for(context->isa));
+    MHA_TRY(mhai_round_rows(context, job, pairs, j));
     *rounded = *job;
     rounded->a = j->x;
     rounded->a_stride = j->stride;
@@ -188,7 +193,7 @@ static mha_status round_all(mha_context *context, const mhai_matmul *job, bf16_j
     return MHA_OK;
 }
 
-static void mark_rows(const bf16_job *j)
+void mhai_mark_rows(const mhai_rounded *j)
 {
     for (int64_t row = 0; row < j->job->rows; row++)
         for (int64_t i = 0; !j->fits[row] && i < j->job->cols; i++)
@@ -199,7 +204,7 @@ static void mark_rows(const bf16_job *j)
 
 mha_status mhai_rows_bf16(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
 {
-    bf16_job j;
+    mhai_rounded j;
     mhai_matmul rounded;
     void *memory;
     MHA_TRY(round_all(context, job, &j, &rounded));
@@ -212,18 +217,18 @@ mha_status mhai_rows_bf16(mha_context *context, const mhai_matmul *job, const mh
                               sizeof(float), &memory));
     mhai_rows_place(&r, memory);
     mhai_rows_groups(context, &r);
-    mark_rows(&j);
+    mhai_mark_rows(&j);
     return MHA_OK;
 }
 
 static mha_status run_packed(mha_context *context, const mhai_matmul *job)
 {
-    bf16_job j;
+    mhai_rounded j;
     mhai_matmul rounded;
     MHA_TRY(round_all(context, job, &j, &rounded));
     MHA_TRY(mhai_matmul_reserve(context, &rounded));
     mhai_matmul_run(context, &rounded);
-    mark_rows(&j);
+    mhai_mark_rows(&j);
     return MHA_OK;
 }
 

@@ -1,5 +1,5 @@
 /* Internals of matrix products: the division of a product into blocks (matmul.c), and products with
- * weights in rows (matmul_rows.c), in f32, int8 (matmul_int8.c) and bf16 (matmul_bf16.c). */
+ * weights in rows (matmul_rows.c), in f32, int8 (matmul_int8.c), bf16 (matmul_bf16.c) and tiles of bf16 (matmul_tiles.c). */
 #ifndef MHAI_MATMUL_PARTS_H
 #define MHAI_MATMUL_PARTS_H
 
@@ -105,6 +105,27 @@ MHA_NODISCARD mha_status mhai_rows_bf16(mha_context *context, const mhai_matmul 
                                         const mhai_rows *from);
 size_t mhai_rows_int8_bytes(const mha_context *context, int64_t rows, int64_t inner);
 size_t mhai_rows_bf16_bytes(const mha_context *context, int64_t rows, int64_t inner);
+
+/* Rows of a product, rounded for bf16 arithmetic into x: floats, or pairs of bf16 padded with zeros
+ * to whole MHAI_TILE_STEPs. A row that does not fit is 0; mhai_mark_rows() makes its outputs NaN. x
+ * is scratch that the caller releases. */
+typedef struct mhai_rounded {
+    const mhai_matmul *job;
+    const mhai_kernels *kernels;
+    bool pairs;
+    float *x; /* [rows][stride] */
+    int64_t stride;
+    uint8_t *fits; /* [rows] */
+} mhai_rounded;
+MHA_NODISCARD mha_status mhai_round_rows(mha_context *context, const mhai_matmul *job, bool pairs,
+                                         mhai_rounded *rounded);
+void mhai_mark_rows(const mhai_rounded *rounded);
+size_t mhai_rounded_bytes(int64_t rows, int64_t inner);
+
+/* The product with the sums of tiles, and all its scratch bytes. */
+MHA_NODISCARD mha_status mhai_rows_tiles(mha_context *context, const mhai_matmul *job,
+                                         const mhai_rows *from);
+size_t mhai_rows_tiles_bytes(const mha_context *context, int64_t rows, int64_t inner);
 
 /* Pack `cols` rows of W, starting at `first`, into panels. bias has these columns. If bf16
  * arithmetic cannot represent a row, its bias becomes NaN. */

@@ -280,6 +280,7 @@ size_t mhai_matmul_rows_bytes(const mha_context *context, mha_compute compute, i
     const size_t int8 = mhai_rows_int8_bytes(context, rows, inner);
     switch (compute) {
     case MHA_COMPUTE_INT8: return int8 > f32 ? int8 : f32;
+    case MHA_COMPUTE_TILES: return mhai_rows_tiles_bytes(context, rows, inner);
     case MHA_COMPUTE_BF16: return mhai_rows_bf16_bytes(context, rows, inner) + f32;
     default: return f32;
     }
@@ -301,6 +302,7 @@ static mha_status run(mha_context *context, const mhai_matmul *job, const mhai_r
     const bool runs = job->inner > 0 && job->inner % 16 == 0; /* otherwise no row is coded */
     if (from->compute == MHA_COMPUTE_INT8 && from->read_coded && runs)
         return mhai_rows_int8(context, job, from);
+    if (from->compute == MHA_COMPUTE_TILES) return mhai_rows_tiles(context, job, from);
     if (from->compute == MHA_COMPUTE_BF16) return mhai_rows_bf16(context, job, from);
     return run_f32(context, job, from);
 }

@@ -20,6 +20,7 @@ static const mha_dtype cache_types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_I8};
 int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv)
 {
     if (d->layers && d->layers[layer].mixer) return 0;
+    if (kv && d->layers && d->layers[layer].kv_back > 0) return 0; /* cached for another layer */
     return kv ? mha_transformer_kv_heads(d, layer) : mha_transformer_heads(d, layer);
 }
 
@@ -39,17 +40,33 @@ static mha_status position_bytes(mha_dtype type, int64_t head_dim, int64_t *byte
     return MHA_OK;
 }
 
-/* Write the list of all layers; return its sum. */
-static int64_t put_heads(const mha_transformer_desc *d, const char *name, bool kv, mha_json *json)
+/* The bytes of one position of all heads. */
+static mha_status all_bytes(const mha_transformer_desc *d, mha_dtype type, bool kv, int64_t *bytes)
 {
-    int64_t sum = 0;
-    mha_json_array(json, name);
+    *bytes = 0;
     for (int64_t l = 0; l < d->num_layers; l++) {
-        mha_json_integer(json, NULL, mhai_live_heads_of(d, l, kv));
-        sum += mhai_live_heads_of(d, l, kv);
+        int64_t each;
+        MHA_TRY(position_bytes(type, mha_transformer_head_dim(d, l), &each));
+        *bytes += mhai_live_heads_of(d, l, kv) * each;
     }
+    return MHA_OK;
+}
+
+static void put_heads(const mha_transformer_desc *d, const char *name, bool kv, mha_json *json)
+{
+    mha_json_array(json, name);
+    for (int64_t l = 0; l < d->num_layers; l++)
+        mha_json_integer(json, NULL, mhai_live_heads_of(d, l, kv));
     mha_json_end(json);
-    return sum;
+}
+
+/* Whether heads differ in size. */
+static bool mixes_sizes(const mha_transformer_desc *d)
+{
+    bool mixes = false;
+    for (int64_t l = 0; l < d->num_layers; l++)
+        mixes = mixes || mha_transformer_head_dim(d, l) != d->head_dim;
+    return mixes;
 }
 
 /* Tokens of a call, tokens of the smallest cache, and copies of recurrent states in a large one. */
@@ -87,26 +104,31 @@ mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json)
 {
     const mha_transformer_desc *d = a->desc, *loaded = &a->live->desc;
     const mha_dtype type = cache_types[a->request.cache];
-    int64_t each, states, before = 0;
+    int64_t each, states, all, kv, before;
     if (!mha_transformer_predicts(d)) {
         mha_json_null(json, "cache");
         return MHA_OK;
     }
     MHA_TRY(position_bytes(type, d->head_dim, &each));
     MHA_TRY(state_bytes(a, tokens, &states));
-    for (int64_t l = 0; l < d->num_layers; l++) before += mhai_live_heads_of(loaded, l, true);
+    MHA_TRY(all_bytes(d, type, false, &all));
+    MHA_TRY(all_bytes(d, type, true, &kv));
+    MHA_TRY(all_bytes(loaded, type, true, &before));
     mha_json_object(json, "cache");
     mha_json_text(json, "type", mhai_live_caches[a->request.cache]);
     mha_json_integer(json, "number_bytes", (int64_t)mha_dtype_size(type));
-    mha_json_integer(json, "head_dim", d->head_dim);
+    if (mixes_sizes(d))
+        mha_json_null(json, "head_dim");
+    else
+        mha_json_integer(json, "head_dim", d->head_dim);
     mha_json_integer(json, "head_bytes", each);
-    const int64_t all = put_heads(d, "heads", false, json);
-    const int64_t kv = put_heads(d, "kv_heads", true, json);
+    put_heads(d, "heads", false, json);
+    put_heads(d, "kv_heads", true, json);
     mha_json_integer(json, "tokens", tokens);
     mha_json_integer(json, "state_bytes", states);
-    mha_json_integer(json, "bytes", states + tokens * kv * each);
-    mha_json_integer(json, "bytes_loaded", states + tokens * before * each);
-    mha_json_integer(json, "bytes_all_heads", states + tokens * all * each);
+    mha_json_integer(json, "bytes", states + tokens * kv);
+    mha_json_integer(json, "bytes_loaded", states + tokens * before);
+    mha_json_integer(json, "bytes_all_heads", states + tokens * all);
     mha_json_end(json);
     return MHA_OK;
 }

@@ -72,7 +72,9 @@ mha_status mha_study_create(mha_context *context, mha_model *model, const mha_st
                             own.state ? own.state->struct_size : 0));
     if (own.flags & ~known)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_study_create: flags has unknown bits");
-    MHA_TRY(mhai_reader_make(model, &reader));
+    mha_model_info info = {.struct_size = sizeof info};
+    MHA_TRY(mha_model_describe(model, &info));
+    if (info.patch_size == 0) MHA_TRY(mhai_reader_make(model, &reader));
     mha_study *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
     *made = (mha_study){.context = context,
@@ -88,7 +90,6 @@ mha_status mha_study_create(mha_context *context, mha_model *model, const mha_st
     made->vocab_size = made->net_desc.vocab_size;
     mha_status status = check_towers(made);
     if (status == MHA_OK && is_cross(made)) {
-        mha_model_info info = {.struct_size = sizeof info};
         status = mha_model_describe(made->encoder, &info);
         made->vocab_size = info.vocab_size;
     }
@@ -425,6 +426,13 @@ static mha_status measure(mha_study *s, const mha_tokens *tokens, const mha_stud
                            .separators = keys->separators,
                            .special = keys->special,
                            .segments = keys->sentences};
+    const mha_picture *picture = tokens->picture;
+    mha_grid grid;
+    if (picture) {
+        grid = (mha_grid){picture->rows, picture->cols, picture->first, picture->registers};
+        text.grid = &grid;
+        text.separators = keys->special; /* confidence is the largest weight on a patch */
+    }
     mha_study_found *f = &s->found;
     mha_room room = {0};
     mha_tensor memory;

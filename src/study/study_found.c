@@ -92,7 +92,8 @@ static bool decided_on_random(mha_role role)
 
 bool mha_study_role_rests(mha_role role)
 {
-    return role == MHA_ROLE_SINK || role == MHA_ROLE_SEPARATOR || role == MHA_ROLE_BROAD;
+    return role == MHA_ROLE_SINK || role == MHA_ROLE_SEPARATOR || role == MHA_ROLE_BROAD ||
+           role == MHA_ROLE_CLS || role == MHA_ROLE_REGISTERS;
 }
 
 static double margin(const mha_study_found *found, int64_t layer, int64_t head,

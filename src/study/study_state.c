@@ -64,6 +64,12 @@ static uint64_t print_of_text(uint64_t print, const mha_tokens *tokens, const mh
                                (tokens->separators[t] ? 2 : 0) | (uint64_t)tokens->types[t] << 2);
         if (gold) print = mix(print, (uint64_t)tokens->begin[t]);
     }
+    const mha_picture *picture = tokens->picture;
+    for (int64_t i = 0; picture && i < tokens->count * picture->feature_dim; i++) {
+        uint32_t bits;
+        memcpy(&bits, &picture->features[i], sizeof bits);
+        print = mix(print, bits);
+    }
     for (int64_t w = 0; gold && w < gold->words; w++)
         print = mix(mix(print, (uint64_t)gold->begin[w]), (uint64_t)gold->end[w]);
     for (int64_t i = 0; gold && i < gold->count; i++) {

@@ -143,7 +143,7 @@ static double count_kept(const mha_trials *trials, int64_t tokens)
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mha_layer_desc *l = d->layers && d->layers[i].mixer ? &d->layers[i] : NULL;
         numbers += l ? H * (double)((l->gate_rank > 0 ? 3 : 2) * (l->key_dim + 1))
-                     : most * (double)d->head_dim;
+                     : most * (double)mha_transformer_head_dim(d, i);
         if (d->layers && d->layers[i].relative_rows > 0) numbers += H * (double)tokens;
     }
     return (double)tokens * numbers;
@@ -247,7 +247,8 @@ static mha_status take_outputs(void *user, const mha_activations *activations, i
 /* The numbers of a head's output. */
 static int64_t width_of(const mha_transformer_desc *d, int64_t layer)
 {
-    return d->layers && d->layers[layer].mixer ? d->layers[layer].value_dim : d->head_dim;
+    const mha_layer_desc *l = d->layers ? &d->layers[layer] : NULL;
+    return l && l->mixer ? l->value_dim : mha_transformer_head_dim(d, layer);
 }
 
 /* Patch every position of both texts from the same row, or the last token from the last row of the

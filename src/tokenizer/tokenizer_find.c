@@ -78,9 +78,9 @@ mha_status mhai_tokenizer_find(const mha_tokenizer *tokenizer, const mhai_lexico
         size_t from = at, to = at + matched;
         at = to;
         if ((flags & MHAI_SINGLE_WORD) && !stands_alone(text, size, from, to)) continue;
-        /* The previous token already includes this white space. */
-        if (from < done) continue;
-        if (flags & MHAI_LSTRIP) from = strip_left(text, from, done);
+        /* A token that begins with white space follows even one that includes this white space. */
+        if (flags & MHAI_LSTRIP)
+            from = from < done ? (done < to ? done : to) : strip_left(text, from, done);
         if (flags & MHAI_RSTRIP) to = strip_right(text, size, to);
         if (from > done) MHA_TRY(finder->gap(finder->user, done, from));
         MHA_TRY(finder->token(finder->user, id, from, to));

@@ -49,10 +49,11 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
     const mhai_heads heads = mhai_transformer_heads_of(d, layer, cross);
     const mhai_mix mix = mhai_transformer_mix(d, layer);
     const int64_t tokens = a->max_tokens, q = heads.q * d->head_dim;
+    const bool lends = !cross && mhai_transformer_lends(d, layer);
     const mhai_place_layer *place = &a->transformer->layers[layer];
     mhai_kept_attention kept = {
         .step = carve_step(c, a, cross ? &place->cross.step : &place->self.step, false)};
-    kept.qkv = carve(c, tokens, cross ? q : mix.width);
+    kept.qkv = lends ? a->layers[layer].self.qkv : carve(c, tokens, cross ? q : mix.width);
     if (cross) kept.memory = carve(c, a->max_memory, 2 * heads.kv * d->head_dim);
     const mha_layer_desc *latent = cross ? NULL : mhai_transformer_latent(d, layer);
     /* the heads' memory first holds the keys that W_kb expands */
@@ -92,13 +93,11 @@ static void carve_experts(carver *c, const mha_activations *a, int64_t index,
     layer->act = carve(c, tokens, width);
 }
 
-static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai_kept_layer *layer)
+static void carve_feed_forward(carver *c, const mha_activations *a, int64_t index,
+                               mhai_kept_layer *layer)
 {
     const mha_transformer *t = a->transformer;
     const mha_transformer_desc *d = &t->desc;
-    layer->self = carve_attention(c, a, index, false);
-    if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = carve_attention(c, a, index, true);
-    if (!mha_transformer_feeds(d, index)) return;
     const bool shares = d->flags & MHA_TRANSFORMER_ONE_NORM && mha_transformer_heads(d, index) > 0;
     layer->ff = carve_step(c, a, &t->layers[index].ff, shares);
     if (d->flags & MHA_TRANSFORMER_PARALLEL) {
@@ -111,8 +110,24 @@ static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai
         return;
     }
     if (!a->passing || mhai_transformer_gated(t))
-        layer->up = carve(c, a->max_tokens, mhai_transformer_up(t));
-    layer->act = carve(c, a->max_tokens, d->ff_dim);
+        layer->up = carve(c, a->max_tokens, mhai_transformer_up(t, index));
+    layer->act = carve(c, a->max_tokens, mhai_transformer_ff(d, index));
+}
+
+static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai_kept_layer *layer)
+{
+    const mha_transformer_desc *d = &a->transformer->desc;
+    const int64_t tokens = a->max_tokens;
+    layer->self = carve_attention(c, a, index, false);
+    if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = carve_attention(c, a, index, true);
+    if (mha_transformer_feeds(d, index)) carve_feed_forward(c, a, index, layer);
+    if (!mhai_transformer_has_input(d, index)) return;
+    const int64_t P = d->layers[index].input_dim;
+    layer->input = (mhai_kept_input){
+        .step = carve_step(c, a, &a->transformer->layers[index].input.step, false),
+        .projected = carve(c, tokens, P),
+        .up = carve(c, tokens, 2 * P),
+        .act = carve(c, tokens, P)};
 }
 
 float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *floats)
@@ -151,6 +166,10 @@ static void carve_all(carver *c, mha_activations *a)
     const bool norms = d->flags & MHA_TRANSFORMER_EMBEDDING_NORM, projects = t->project.outputs > 0;
     if (norms || projects) a->embedded = carve(c, a->max_tokens, d->token_dim);
     if (norms && projects) a->narrow = carve(c, a->max_tokens, d->token_dim);
+    if (mhai_transformer_has_input(d, -1)) a->base = carve(c, a->max_tokens, d->embed_dim);
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (mhai_transformer_lends(d, i))
+            a->layers[i].self.qkv = carve(c, a->max_tokens, mhai_transformer_mix(d, i).width);
     if (a->passing) carve_turns(c, a);
     for (int64_t i = 0; i < d->num_layers && !a->passing; i++) carve_layer(c, a, i, &a->layers[i]);
     a->x = carve(c, a->max_tokens, d->embed_dim);

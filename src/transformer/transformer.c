@@ -309,11 +309,12 @@ static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
 static void add_extras(layout *l, const mha_layer_desc *of, mhai_heads heads,
                        mhai_place_attention *place)
 {
-    const int64_t D = l->t->desc.head_dim;
+    const int64_t D = mhai_transformer_mix(&l->t->desc, l->layer).D;
     if (of->flags & MHA_LAYER_QK_NORM) {
         const bool row = of->flags & MHA_LAYER_QK_NORM_ROW;
         place->q_norm = add(l, ".q_norm.weight", MHA_PARAMETER_NORM, row ? heads.q * D : D, 0);
-        place->k_norm = add(l, ".k_norm.weight", MHA_PARAMETER_NORM, row ? heads.kv * D : D, 0);
+        if (of->kv_back == 0)
+            place->k_norm = add(l, ".k_norm.weight", MHA_PARAMETER_NORM, row ? heads.kv * D : D, 0);
     }
     if (of->flags & MHA_LAYER_SINKS)
         place->sinks = add(l, ".sinks", MHA_PARAMETER_BIAS, heads.q, 0);
@@ -426,16 +427,17 @@ static mhai_place_attention add_attention(layout *l, bool cross)
 {
     static const char *const qkv_names[] = {"q_proj", "k_proj", "v_proj", NULL};
     static const char *const gated_names[] = {"q_proj", "k_proj", "v_proj", "g_proj", NULL};
-    static const char *const q_name[] = {"q_proj", NULL};
+    static const char *const q_name[] = {"q_proj", NULL}, *const q_names[] = {"q_proj", "g_proj",
+                                                                              NULL};
     static const char *const kv_names[] = {"k_proj", "v_proj", NULL};
     const uint32_t qkv_bias = MHA_TRANSFORMER_QKV_BIAS;
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
-    const int64_t q = heads.q * d->head_dim, kv = heads.kv * d->head_dim;
+    const mhai_mix mix = mhai_transformer_mix(d, l->layer);
+    const int64_t D = cross ? d->head_dim : mix.D, q = heads.q * D, kv = heads.kv * D;
     const uint32_t always = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_ONE_NORM;
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE, 0};
     mhai_place_attention place = {.step = {none, none}};
-    const mhai_mix mix = mhai_transformer_mix(d, l->layer);
     const bool gated = !cross && mix.gated;
     if (!cross && mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) return add_convolution(l);
     if (!cross && mix.mixer) return add_recurrent(l);
@@ -455,6 +457,9 @@ static mhai_place_attention add_attention(layout *l, bool cross)
         place.memory = add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv});
     } else if (mhai_transformer_latent(d, l->layer)) {
         add_latent(l, &d->layers[l->layer], heads, &place);
+    } else if (mix.borrows) {
+        place.in = add_linear(l, qkv_bias, d->embed_dim, gated ? q_names : q_name,
+                              (const int64_t[]){q, q});
     } else {
         place.in = add_linear(l, qkv_bias, d->embed_dim, gated ? gated_names : qkv_names,
                               (const int64_t[]){q, kv, kv, q});
@@ -514,9 +519,39 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
         add_experts(l, experts, layer);
         return;
     }
+    const int64_t F = mhai_transformer_ff(d, l->layer);
     layer->up = add_linear(l, bias, d->embed_dim, mhai_transformer_gated(l->t) ? gated : up,
-                           (const int64_t[]){d->ff_dim, d->ff_dim});
-    layer->down = add_linear(l, bias, d->ff_dim, down, &d->embed_dim);
+                           (const int64_t[]){F, F});
+    layer->down = add_linear(l, bias, F, down, &d->embed_dim);
+}
+
+static mhai_place_input add_input(layout *l, int64_t P)
+{
+    static const char *const project[] = {"proj", NULL}, *const gate[] = {"gate_proj", NULL};
+    const int64_t E = l->t->desc.embed_dim;
+    const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE, 0};
+    mhai_place_input place = {.step = {none, none}};
+    l->prefix = "input.table";
+    place.table = add(l, ".weight", MHA_PARAMETER_EMBEDDING, l->t->desc.vocab_size, P);
+    l->prefix = "input";
+    place.project = add_linear(l, 0, E, project, &P);
+    place.norm = add_wide_norm(l, "input.norm", P);
+    l->prefix = "input";
+    place.gate = add_linear(l, 0, E, gate, &P);
+    place.out = add_linear(l, 0, P, o_name, &E);
+    place.step.post = add_norm(l, "input_post_norm");
+    return place;
+}
+
+/* Add what follows the feed-forward layer. */
+static void add_end(layout *l, mhai_place_layer *layer)
+{
+    const mha_layer_desc *of = l->t->desc.layers ? &l->t->desc.layers[l->layer] : NULL;
+    layer->scale = MHAI_NOWHERE;
+    if (of && of->input_dim > 0) layer->input = add_input(l, of->input_dim);
+    l->prefix = "output";
+    if (of && of->flags & MHA_LAYER_OUTPUT_SCALE)
+        layer->scale = add(l, ".scale", MHA_PARAMETER_CONSTANT, 1, 0);
 }
 
 /* Embeddings of distances, and their norm. */
@@ -584,6 +619,7 @@ static mha_status lay_out(mha_transformer *t)
         layer->self = add_attention(&l, false);
         if (d->flags & MHA_TRANSFORMER_CROSS) layer->cross = add_attention(&l, true);
         add_feed_forward(&l, layer);
+        add_end(&l, layer);
     }
     l.layer = -1;
     t->norm = (mhai_place_norm){MHAI_NOWHERE, MHAI_NOWHERE, 0};
@@ -637,7 +673,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-enum { LINEARS = 15 }; /* of a layer */
+enum { LINEARS = 18 }; /* of a layer */
 
 /* Linear layers: those of layers, the output, and two of embeddings. */
 static int64_t linear_count(const mha_transformer *t)
@@ -657,10 +693,11 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
     if (i < output) {
         mhai_place_layer *layer = &t->layers[i / LINEARS];
         mhai_place_linear *all[LINEARS] = {
-            &layer->self.in,    &layer->self.out,     &layer->cross.in,      &layer->cross.memory,
-            &layer->cross.out,  &layer->up,           &layer->down,          &layer->router,
-            &layer->self.down,  &layer->self.queries, &layer->self.keys,     &layer->self.values,
-            &layer->self.gates, &layer->self.decays,  &layer->self.positions};
+            &layer->self.in,    &layer->self.out,     &layer->cross.in,       &layer->cross.memory,
+            &layer->cross.out,  &layer->up,           &layer->down,           &layer->router,
+            &layer->self.down,  &layer->self.queries, &layer->self.keys,      &layer->self.values,
+            &layer->self.gates, &layer->self.decays,  &layer->self.positions, &layer->input.project,
+            &layer->input.gate, &layer->input.out};
         place = all[i % LINEARS];
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;
@@ -740,8 +777,9 @@ static mha_status make_data(mha_transformer *t)
     for (int64_t i = 0; i < t->parameter_count; i++) {
         const mha_parameter *p = &t->parameters[i];
         const char *dot = strrchr(p->name, '.');
-        for (int64_t k = 0; p->kind == MHA_PARAMETER_NORM && dot[1] == 'w' && k < p->count; k++)
-            t->data[p->offset + k] = 1;
+        const bool ones =
+            p->kind == MHA_PARAMETER_CONSTANT || (p->kind == MHA_PARAMETER_NORM && dot[1] == 'w');
+        for (int64_t k = 0; ones && k < p->count; k++) t->data[p->offset + k] = 1;
     }
     return MHA_OK;
 }
@@ -752,7 +790,8 @@ static mha_status make_held(mha_transformer *t)
     MHA_TRY(allocate(t, t->parameter_count, sizeof *t->held_at, &t->held_at));
     for (int64_t i = 0; i < t->parameter_count; i++) {
         const mha_parameter *p = &t->parameters[i];
-        const bool stays = p->kind == MHA_PARAMETER_MATRIX || p->offset == t->tokens;
+        const bool stays = p->kind == MHA_PARAMETER_MATRIX || p->offset == t->tokens ||
+                           (p->kind == MHA_PARAMETER_EMBEDDING && p->layer >= 0);
         t->held_at[i] = stays ? MHAI_NOWHERE : t->held_count;
         if (!stays) t->held_count += p->count;
     }
@@ -818,8 +857,7 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
                              offsetof(mha_transformer_source, compute), source));
     MHA_TRY(mhai_check_flags("mha_transformer_source", own.flags, MHA_SOURCE_PACK));
     MHA_TRY(mhai_check_reserved("mha_transformer_source", own.reserved));
-    if (own.compute != MHA_COMPUTE_F32 && own.compute != MHA_COMPUTE_INT8 &&
-        own.compute != MHA_COMPUTE_BF16)
+    if ((unsigned)own.compute > MHA_COMPUTE_TILES)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_transformer_source: compute is %d, expected one of mha_compute",
                         (int)own.compute);
@@ -881,6 +919,12 @@ int64_t mha_transformer_heads(const mha_transformer_desc *desc, int64_t layer)
 int64_t mha_transformer_kv_heads(const mha_transformer_desc *desc, int64_t layer)
 {
     return mhai_transformer_heads_of(desc, layer, false).kv;
+}
+
+int64_t mha_transformer_head_dim(const mha_transformer_desc *desc, int64_t layer)
+{
+    const int64_t own = desc->layers ? desc->layers[layer].head_dim : 0;
+    return own > 0 ? own : desc->head_dim > 0 ? desc->head_dim : desc->embed_dim / desc->num_heads;
 }
 
 bool mha_transformer_predicts(const mha_transformer_desc *desc)

@@ -11,6 +11,7 @@
 
 #include <multihead/backward.h>
 
+#include <math.h>
 #include <string.h>
 
 typedef struct call {
@@ -28,6 +29,9 @@ typedef struct call {
     float *memory;        /* [memory rows, 2 Hk D] */
     float *gates, *sinks; /* [H] */
     float *t5;            /* room for the largest table */
+    float **lent;    /* [L] the gradient of keys and values that later layers use; NULL: none do */
+    float *borrowed; /* room for that of one layer */
+    float *base;     /* [tokens,E] the gradient of the first stream from layers' inputs, or NULL */
 } call;
 
 static mha_tensor stream(const call *c, const float *data)
@@ -51,10 +55,10 @@ static float *place_of(const call *c, int64_t offset)
 }
 
 /* Backpropagate dy through norm(x), and store or add the result in dx. */
-static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, const float *dy,
-                       uint32_t flags, float *dx)
+static mha_status norm_rows(const call *c, const mhai_place_norm *place, const float *x,
+                            const float *dy, int64_t rows, uint32_t flags, float *dx)
 {
-    const int64_t width = place->width, rows = mhai_tokens(c->a);
+    const int64_t width = place->width;
     const bool all = c->out.parameters, centred = c->t->desc.norm != MHA_NORM_RMS;
     const bool biased = place->bias >= 0;
     mha_tensor in = mhai_transformer_rows(x, rows, width, width);
@@ -75,6 +79,12 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
                                       .epsilon = c->t->desc.norm_epsilon};
     return centred ? mha_layer_norm_backward(c->context, &norms)
                    : mha_rms_norm_backward(c->context, &norms);
+}
+
+static mha_status norm(const call *c, const mhai_place_norm *place, const float *x, const float *dy,
+                       uint32_t flags, float *dx)
+{
+    return norm_rows(c, place, x, dy, mhai_tokens(c->a), flags, dx);
 }
 
 /* Compute the gradients of the parameters and of the input (dx; NULL: not requested). */
@@ -166,7 +176,7 @@ static mha_status position(const call *c, const mhai_place_attention *place,
     mhai_qkv read = {.q = {.ndim = 0}};
     mhai_attend_norm q = {&read.q, NULL}, k = {&read.k, NULL};
     const mha_scratch_mark mark = mha_scratch_top(c->context);
-    if (x->q_norm) {
+    if (x->q_norm || x->norms_values) {
         const int64_t rows = mhai_tokens(c->a), inputs = place->in.inputs;
         float *memory;
         MHA_TRY(take(c, rows, place->in.outputs, &memory));
@@ -178,6 +188,7 @@ static mha_status position(const call *c, const mhai_place_attention *place,
         k.weight = place_of(c, place->k_norm);
     }
     MHA_TRY(mhai_attend_position_backward(x, &gradient->q, &gradient->k, &q, &k));
+    MHA_TRY(mhai_attend_values_backward(x, &read.v, &gradient->v));
     mha_scratch_release(c->context, mark);
     return MHA_OK;
 }
@@ -202,6 +213,70 @@ static void add_outputs(const call *c, const float *gradient, int64_t layer)
     }
 }
 
+/* Backpropagate from the bias of content-position terms to queries and keys in c->wide, and to the
+ * parameters. */
+static mha_status relative(const call *c, const mhai_place_attention *place, int64_t layer,
+                           float *dbias)
+{
+    const mhai_call forward = {.context = c->context, .t = c->t, .input = c->input, .a = c->a};
+    const mha_transformer *t = c->t;
+    const int64_t E = t->desc.embed_dim;
+    mhai_relative_gradient to;
+    float *memory;
+    MHA_TRY(mhai_relative_backward(&forward, layer, dbias, c->wide, c->out.parameters, &to));
+    if (!to.projected) return MHA_OK;
+    const mhai_place_linear *by = place->positions.outputs > 0 ? &place->positions : &place->in;
+    const float *table = mhai_transformer_numbers(t, t->relative) + to.first * E;
+    MHA_TRY(take(c, to.count, E, &memory));
+    const mha_tensor in = mhai_transformer_rows(to.embeddings, to.count, E, E);
+    const mha_tensor dy = mhai_transformer_rows(to.projected, to.count, by->outputs, by->outputs);
+    const mha_tensor dx = mhai_transformer_rows(memory, to.count, E, E);
+    MHA_TRY(linear(c, by, &in, &dy, 0, &dx));
+    if (t->relative_norm.weight >= 0)
+        MHA_TRY(norm_rows(c, &t->relative_norm, table, memory, to.count, 0, memory));
+    mhai_transformer_add(c->context, to.count * E, place_of(c, t->relative) + to.first * E, 1,
+                         memory, place_of(c, t->relative) + to.first * E);
+    return MHA_OK;
+}
+
+/* A view of keys, and of values after them, in rows [tokens, 2 kv D]. */
+static void view_lent(const call *c, int64_t layer, float *rows, mhai_qkv *to)
+{
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    const int64_t wide = mix.k * mix.D;
+    to->k = mha_tensor_bthd(rows, c->a->B, c->a->T, mix.k, mix.D);
+    to->k.stride[0] = 2 * wide * c->a->T;
+    to->k.stride[2] = 2 * wide;
+    to->v = to->k;
+    to->v.data = rows + wide;
+}
+
+/* to += from, for vectors [B,Hk,T,D]. */
+static void add_vectors(const mha_tensor *to, const mha_tensor *from)
+{
+    for (int64_t b = 0; b < to->shape[0]; b++)
+        for (int64_t h = 0; h < to->shape[1]; h++)
+            for (int64_t t = 0; t < to->shape[2]; t++) {
+                float *y =
+                    (float *)to->data + b * to->stride[0] + h * to->stride[1] + t * to->stride[2];
+                const float *x = (const float *)from->data + b * from->stride[0] +
+                                 h * from->stride[1] + t * from->stride[2];
+                for (int64_t i = 0; i < to->shape[3]; i++) y[i] += x[i];
+            }
+}
+
+/* Add the gradient of borrowed keys and values to that of their layer, or to a layer's own the gradients
+ * that later layers left. */
+static void settle(const call *c, int64_t layer, const mhai_qkv *gradient)
+{
+    const int64_t lender = mhai_transformer_lender(&c->t->desc, layer);
+    mhai_qkv sum;
+    if (!c->lent || !c->lent[lender]) return;
+    view_lent(c, lender, c->lent[lender], &sum);
+    add_vectors(lender == layer ? &gradient->k : &sum.k, lender == layer ? &sum.k : &gradient->k);
+    add_vectors(lender == layer ? &gradient->v : &sum.v, lender == layer ? &sum.v : &gradient->v);
+}
+
 /* Backpropagate through attention: from the heads (c->also) to q, k and v. */
 static mha_status attention(const call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, int64_t layer, bool cross)
@@ -215,15 +290,22 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     const bool sinks = x->desc.sink_logits && c->out.parameters;
     const bool t5 = x->desc.t5_table && c->out.parameters;
     mhai_qkv gradient = mhai_transformer_qkv(a, layer, cross, c->wide, c->memory);
+    if (x->borrows) view_lent(c, layer, c->borrowed, &gradient);
     mha_tensor dheads = mhai_transformer_heads(a, layer, cross, c->also);
     mha_tensor gates = mhai_transformer_vector(c->gates, count.q);
     mha_tensor dsinks = mhai_transformer_vector(c->sinks, count.q), dt5 = place->t5_table;
     dt5.data = c->t5;
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    mha_tensor dbias = kept->bias;
+    if (kept->relative)
+        MHA_TRY(mha_scratch_alloc(c->context, a->B * count.q * a->T * a->T, sizeof(float),
+                                  &dbias.data));
     const mha_attention_gradients wanted = {.struct_size = sizeof wanted,
                                             .q = &gradient.q,
                                             .k = &gradient.k,
                                             .v = &gradient.v,
                                             .gates = dgates ? &gates : NULL,
+                                            .bias = kept->relative ? &dbias : NULL,
                                             .sink_logits = sinks ? &dsinks : NULL,
                                             .t5_table = t5 ? &dt5 : NULL};
     MHA_TRY(mha_attention_backward(
@@ -240,7 +322,11 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     if (dgates) add_gates(c, dgates, layer, count);
     if (sinks) add_numbers(c, place->sinks, &dsinks);
     if (t5) add_numbers(c, place->t5, &dt5);
-    return cross ? MHA_OK : position(c, place, kept, x, layer, &gradient);
+    if (kept->relative) MHA_TRY(relative(c, place, layer, dbias.data));
+    mha_scratch_release(c->context, mark);
+    if (cross) return MHA_OK;
+    settle(c, layer, &gradient);
+    return position(c, place, kept, x, layer, &gradient);
 }
 
 /* Backpropagate from the heads' gradient in c->also to the gradient of the projected rows. */
@@ -421,31 +507,82 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     return end_step(c, &place->step, &kept->step);
 }
 
-static mha_status feed_forward(const call *c, const mhai_place_layer *place,
-                               const mhai_kept_layer *kept)
+/* Backpropagate from the first product of a gated layer, whose units are dact, to rows [2 F]. */
+static mha_status gated(const call *c, int64_t F, const float *up, const mha_tensor *dact,
+                        float *dup)
 {
+    const int64_t rows = mhai_tokens(c->a);
+    const mha_tensor first = mhai_transformer_rows(up, rows, F, 2 * F);
+    const mha_tensor second = mhai_transformer_rows(up + F, rows, F, 2 * F);
+    const mha_tensor dfirst = mhai_transformer_rows(dup, rows, F, 2 * F);
+    const mha_tensor dsecond = mhai_transformer_rows(dup + F, rows, F, 2 * F);
+    if (c->t->desc.feed_forward == MHA_FEED_FORWARD_SWIGLU)
+        return mha_swiglu_backward(c->context, &first, &second, dact, &dfirst, &dsecond);
+    return mha_glu_backward(c->context, mhai_transformer_activation(c->t), &first, &second, dact,
+                            &dfirst, &dsecond);
+}
+
+static mha_status feed_forward(const call *c, int64_t layer)
+{
+    const mhai_place_layer *place = &c->t->layers[layer];
+    const mhai_kept_layer *kept = &c->a->layers[layer];
     const mha_transformer_desc *d = &c->t->desc;
-    const int64_t rows = mhai_tokens(c->a), F = d->ff_dim, wide = mhai_transformer_up(c->t);
+    const int64_t rows = mhai_tokens(c->a), F = mhai_transformer_ff(d, layer);
+    const int64_t wide = mhai_transformer_up(c->t, layer);
     MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     mha_tensor dy = stream(c, c->dy), din = stream(c, c->din), in = stream(c, kept->ff.in);
     mha_tensor act = mhai_transformer_rows(kept->act, rows, F, F);
     mha_tensor dact = mhai_transformer_rows(c->also, rows, F, F);
     mha_tensor first = mhai_transformer_rows(kept->up, rows, F, wide);
     mha_tensor dfirst = mhai_transformer_rows(c->wide, rows, F, wide);
-    mha_tensor second = mhai_transformer_rows(kept->up + wide - F, rows, F, wide);
-    mha_tensor dsecond = mhai_transformer_rows(c->wide + wide - F, rows, F, wide);
-    const mha_activation activation = mhai_transformer_activation(c->t);
     MHA_TRY(linear(c, &place->down, &act, &dy, 0, &dact));
-    if (d->feed_forward == MHA_FEED_FORWARD_SWIGLU)
-        MHA_TRY(mha_swiglu_backward(c->context, &first, &second, &dact, &dfirst, &dsecond));
-    else if (mhai_transformer_gated(c->t))
-        MHA_TRY(
-            mha_glu_backward(c->context, activation, &first, &second, &dact, &dfirst, &dsecond));
-    else
-        MHA_TRY(mha_activation_backward(c->context, activation, &first, &dact, &dfirst));
+    MHA_TRY(mhai_transformer_gated(c->t)
+                ? gated(c, F, kept->up, &dact, c->wide)
+                : mha_activation_backward(c->context, mhai_transformer_activation(c->t), &first,
+                                          &dact, &dfirst));
     mha_tensor dup = mhai_transformer_rows(c->wide, rows, wide, wide);
     MHA_TRY(linear(c, &place->up, &in, &dup, 0, &din));
     return end_step(c, &place->ff, &kept->ff);
+}
+
+/* From the gradient of p in c->wide to the layer's table and the first stream. */
+static mha_status read_input(const call *c, int64_t layer)
+{
+    const mhai_place_input *place = &c->t->layers[layer].input;
+    const mhai_kept_input *kept = &c->a->layers[layer].input;
+    const int64_t rows = mhai_tokens(c->a), P = place->norm.width;
+    const double unit = 1 / sqrt((double)c->t->desc.embed_dim), scale = sqrt((double)P / 2);
+    float *dp = c->also;
+    const mha_tensor ids = mha_tensor_contiguous(c->a->ids, MHA_I32, 1, &rows);
+    const mha_tensor down = mhai_transformer_rows(dp, rows, P, P), base = stream(c, c->a->base),
+                     dbase = stream(c, c->base);
+    const mha_tensor table =
+        mhai_transformer_rows(place_of(c, place->table), c->t->desc.vocab_size, P, P);
+    for (int64_t i = 0; i < rows * P; i++)
+        dp[i] = (float)(scale * (double)c->wide[(2 * (i / P) + 1) * P + i % P]);
+    if (c->out.parameters) MHA_TRY(mha_embedding_backward(c->context, &ids, &down, &table));
+    for (int64_t i = 0; i < rows * P; i++)
+        dp[i] = (float)(sqrt(0.5) * (double)c->wide[(2 * (i / P) + 1) * P + i % P]);
+    MHA_TRY(norm(c, &place->norm, kept->projected, dp, 0, dp));
+    for (int64_t i = 0; i < rows * P; i++) dp[i] = (float)(unit * (double)dp[i]);
+    return linear(c, &place->project, &base, &down, MHA_GRADIENT_ADD, &dbase);
+}
+
+static mha_status layer_input(const call *c, int64_t layer)
+{
+    const mhai_place_input *place = &c->t->layers[layer].input;
+    const mhai_kept_input *kept = &c->a->layers[layer].input;
+    const int64_t rows = mhai_tokens(c->a), P = place->norm.width;
+    MHA_TRY(begin_step(c, &place->step, &kept->step));
+    const mha_tensor dy = stream(c, c->dy), din = stream(c, c->din), in = stream(c, kept->step.in);
+    const mha_tensor act = mhai_transformer_rows(kept->act, rows, P, P);
+    const mha_tensor dact = mhai_transformer_rows(c->also, rows, P, P);
+    const mha_tensor dgate = mhai_transformer_rows(c->wide, rows, P, 2 * P);
+    MHA_TRY(linear(c, &place->out, &act, &dy, 0, &dact));
+    MHA_TRY(gated(c, P, kept->up, &dact, c->wide));
+    MHA_TRY(linear(c, &place->gate, &in, &dgate, 0, &din));
+    MHA_TRY(end_step(c, &place->step, &kept->step));
+    return read_input(c, layer);
 }
 
 /* The gradient of the logits before scale and softcap. For a softcap, the logits are recomputed in
@@ -501,6 +638,8 @@ static mha_status finish(const call *c)
     const int64_t rows = mhai_tokens(c->a), width = t->desc.token_dim;
     float *narrow = c->dx;
     if (!c->out.parameters) return MHA_OK;
+    if (c->base)
+        mhai_transformer_add(c->context, rows * t->desc.embed_dim, c->dx, 1, c->base, c->dx);
     if (t->project.outputs > 0) {
         const mha_tensor dy = stream(c, c->dx);
         const mha_tensor in =
@@ -607,24 +746,49 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
     return check_batches("memory gradient", c->out.memory);
 }
 
+/* Room for the gradients of shared keys and values, and of the first stream. */
+static mha_status take_lent(call *c)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    const int64_t rows = mhai_tokens(c->a), E = d->embed_dim;
+    int64_t most = 0;
+    void *list;
+    if (c->a->base) MHA_TRY(mha_scratch_zeros(c->context, rows * E, sizeof *c->base, &c->base));
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const mhai_mix mix = mhai_transformer_mix(d, i);
+        if (!mhai_transformer_lends(d, i)) continue;
+        if (!c->lent) {
+            MHA_TRY(mha_scratch_zeros(c->context, d->num_layers, sizeof *c->lent, &list));
+            c->lent = list;
+        }
+        const int64_t wide = 2 * mix.k * mix.D;
+        MHA_TRY(mha_scratch_zeros(c->context, rows * wide, sizeof(float), &c->lent[i]));
+        most = mhai_max_i64(most, wide);
+    }
+    return take(c, rows, most, &c->borrowed);
+}
+
 static mha_status take_scratch(call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     const int64_t rows = mhai_tokens(c->a), kv = 2 * d->kv_heads * d->head_dim;
-    int64_t heads = d->num_heads * d->head_dim, buckets = 0;
-    int64_t wide = mhai_max_i64(heads, mhai_transformer_up(c->t));
+    int64_t heads = d->num_heads * d->head_dim, buckets = 0, wide = heads;
     for (int64_t i = 0; i < d->num_layers; i++) {
         const mhai_mix mix = mhai_transformer_mix(d, i);
-        heads = mhai_max_i64(heads, mix.out);
-        wide = mhai_max_i64(wide, mix.width);
+        heads = mhai_max_i64(heads, mhai_max_i64(mix.out, mhai_transformer_ff(d, i)));
+        wide = mhai_max_i64(wide, mhai_max_i64(mix.width, mhai_transformer_up(c->t, i)));
+        const int64_t P = d->layers ? d->layers[i].input_dim : 0;
+        heads = mhai_max_i64(heads, P);
+        wide = mhai_max_i64(wide, 2 * P);
     }
+    MHA_TRY(take_lent(c));
     c->dx = c->dy = c->a->gradient;
-    if (mhai_transformer_norms_branches(d) || d->flags & MHA_TRANSFORMER_PARALLEL ||
+    if (mhai_transformer_norms_branches(d) || d->flags & MHA_TRANSFORMER_PARALLEL || c->a->base ||
         d->residual_scale < 1 || d->residual_scale > 1)
         MHA_TRY(take(c, rows, d->embed_dim, &c->dy));
     MHA_TRY(take(c, rows, d->embed_dim, &c->din));
     MHA_TRY(take(c, rows, wide, &c->wide));
-    MHA_TRY(take(c, rows, mhai_max_i64(heads, d->ff_dim), &c->also));
+    MHA_TRY(take(c, rows, heads, &c->also));
     MHA_TRY(take(c, c->a->B * c->a->S, kv, &c->memory));
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         buckets = mhai_max_i64(buckets, d->layers[i].t5_buckets);
@@ -642,8 +806,13 @@ static mha_status backward(call *c, const mha_tensor *output_gradient)
     for (int64_t i = d->num_layers - 1; i >= 0; i--) {
         const mhai_place_layer *place = &c->t->layers[i];
         const mhai_kept_layer *kept = &c->a->layers[i];
+        if (place->scale >= 0) {
+            const float scale = *mhai_transformer_numbers(c->t, place->scale);
+            for (int64_t k = 0; k < mhai_tokens(c->a) * d->embed_dim; k++) c->dx[k] *= scale;
+        }
+        if (mhai_transformer_has_input(d, i)) MHA_TRY(layer_input(c, i));
         if (d->flags & MHA_TRANSFORMER_PARALLEL) scale_stream(c); /* both parts add to one stream */
-        if (mha_transformer_feeds(d, i)) MHA_TRY(feed_forward(c, place, kept));
+        if (mha_transformer_feeds(d, i)) MHA_TRY(feed_forward(c, i));
         if (d->flags & MHA_TRANSFORMER_CROSS)
             MHA_TRY(attend(c, &place->cross, &kept->cross, i, true));
         MHA_TRY(attend(c, &place->self, &kept->self, i, false));

@@ -42,6 +42,18 @@ MHA_NODISCARD mha_status mhai_latent_attend(const mhai_call *c, int64_t layer,
 MHA_NODISCARD mha_status mhai_relative_run(const mhai_call *c, int64_t layer);
 size_t mhai_relative_bytes(const mhai_call *c, int64_t layer);
 
+/* Backpropagate from the bias, dbias [B,H,T,T], which is overwritten: add to the gradients of queries and
+ * keys in drows [tokens, mhai_mix.width] and, unless `parameters` is NULL, of a table there. *to becomes
+ * the gradient of projected rows, in scratch. */
+typedef struct mhai_relative_gradient {
+    int64_t first, count;    /* the rows of embed_relative that were projected */
+    const float *embeddings; /* [count,E] after their norm */
+    float *projected;        /* NULL: not requested, or none */
+} mhai_relative_gradient;
+MHA_NODISCARD mha_status mhai_relative_backward(const mhai_call *c, int64_t layer, float *dbias,
+                                                float *drows, float *parameters,
+                                                mhai_relative_gradient *to);
+
 /* y = norm(x) of `rows` rows, or norm(x + residual). */
 MHA_NODISCARD mha_status mhai_call_norm(const mhai_call *c, const mhai_place_norm *place,
                                         const float *x, const float *residual, int64_t rows,

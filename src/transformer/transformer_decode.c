@@ -99,6 +99,11 @@ static mha_status check_streaming(const mha_transformer *t, const mha_decoder_de
                         "depend on the length of a sequence (MHA_ROPE_SCALING_LONG)");
     for (int64_t i = 0; i < t->desc.num_layers; i++) {
         const mhai_attend *x = &t->layers[i].self.attend;
+        if (mhai_transformer_lender(&t->desc, i) != i)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "mha_decoder_create: MHA_DECODER_STREAMING takes models whose layers "
+                            "have their own keys; layer %lld uses those of layer %lld",
+                            (long long)i, (long long)mhai_transformer_lender(&t->desc, i));
         if (x->desc.alibi_slopes || x->desc.t5_table || x->desc.shaw_keys || x->desc.shaw_values)
             return mha_fail(MHA_ERR_UNSUPPORTED,
                             "mha_decoder_create: MHA_DECODER_STREAMING takes models with rotary "
@@ -150,16 +155,16 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
 {
     mha_attention_desc sees = t->layers[layer].self.attend.desc;
     if (cross && !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS)) return false;
-    if (!cross && mhai_transformer_mix(&t->desc, layer).mixer) return false;
-    *cache =
-        (mha_kv_cache_desc){.struct_size = sizeof *cache,
-                            .batch = d->batch,
-                            .kv_heads = mhai_transformer_heads_of(&t->desc, layer, cross).kv,
-                            .capacity = cross ? d->memory_capacity : d->capacity,
-                            .head_dim = t->desc.head_dim,
-                            .value_head_dim = cross ? 0 : mhai_transformer_mix(&t->desc, layer).Dv,
-                            .type = d->cache_type,
-                            .key_scales = d->key_scales};
+    const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
+    if (!cross && (mix.mixer || mix.borrows)) return false;
+    *cache = (mha_kv_cache_desc){.struct_size = sizeof *cache,
+                                 .batch = d->batch,
+                                 .kv_heads = mhai_transformer_heads_of(&t->desc, layer, cross).kv,
+                                 .capacity = cross ? d->memory_capacity : d->capacity,
+                                 .head_dim = cross ? t->desc.head_dim : mix.D,
+                                 .value_head_dim = cross ? 0 : mix.Dv,
+                                 .type = d->cache_type,
+                                 .key_scales = d->key_scales};
     if (cross) return true;
     const mha_layer_desc *latent =
         d->flags & MHA_DECODER_LATENT ? mhai_transformer_latent(&t->desc, layer) : NULL;
@@ -191,10 +196,12 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
 /* Floats of the sinks of all layers before layer i; 0 if sinks do not move. */
 static int64_t sink_floats(const mha_transformer *t, const mha_decoder_desc *d, int64_t i)
 {
-    int64_t heads = 0;
+    int64_t numbers = 0;
     if (!(d->flags & MHA_DECODER_STREAMING)) return 0;
-    while (i-- > 0) heads += mhai_transformer_heads_of(&t->desc, i, false).kv;
-    return heads * d->batch * d->sink_keys * t->desc.head_dim;
+    while (i-- > 0)
+        numbers +=
+            mhai_transformer_heads_of(&t->desc, i, false).kv * mhai_transformer_mix(&t->desc, i).D;
+    return numbers * d->batch * d->sink_keys;
 }
 
 /* ---- creation and destruction -------------------------------------------------------------- */

@@ -13,11 +13,14 @@ const char *mha_layer_difference(const mha_layer_desc *layer)
     static const char *const mixers[] = {NULL, "is a gated delta net", "is a short convolution",
                                          "is a state space"};
     if (!layer || (unsigned)layer->mixer > MHA_MIXER_STATE_SPACE) return NULL;
-    return layer->latent_dim > 0 ? "has latent attention"
-           : layer->mixer == MHA_MIXER_GATED_DELTA && layer->gate_rank > 0
-               ? "is Kimi delta attention"
-           : layer->flags & MHA_LAYER_OUTPUT_GATE ? "has output gates"
-                                                  : mixers[layer->mixer];
+    if (layer->kv_back > 0) return "uses the keys and values of an earlier layer";
+    if (layer->head_dim > 0) return "has heads of another size";
+    if (layer->latent_dim > 0) return "has latent attention";
+    if (layer->mixer == MHA_MIXER_GATED_DELTA && layer->gate_rank > 0)
+        return "is Kimi delta attention";
+    if (layer->flags & MHA_LAYER_OUTPUT_GATE) return "has output gates";
+    if (layer->input_dim > 0) return "has an input beside the stream";
+    return layer->flags & MHA_LAYER_OUTPUT_SCALE ? "scales the stream" : mixers[layer->mixer];
 }
 
 const char *mha_layer_forward_only(const mha_layer_desc *layer)
@@ -26,7 +29,7 @@ const char *mha_layer_forward_only(const mha_layer_desc *layer)
     if (layer->experts.count > 0) return "has routed experts";
     if (layer->flags & MHA_LAYER_QK_NORM && layer->qk_norm == MHA_QK_NORM_L2)
         return "has an L2 norm of queries and keys";
-    return layer->relative_rows > 0 ? "has content-position terms" : NULL;
+    return NULL;
 }
 
 const char *mha_layer_keeps_heads(const mha_layer_desc *layer)

@@ -9,6 +9,7 @@
 #include "nn/matmul.h"
 #include "nn/nn_check.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Padding in a decoder step is not validated. */
@@ -78,15 +79,18 @@ mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cros
 {
     const mha_transformer_desc *d = &a->transformer->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, layer, cross);
-    const int64_t D = d->head_dim, kv = heads.kv * D;
+    const int64_t D = d->head_dim, wide = heads.kv * D;
     if (cross)
         return (mhai_qkv){heads_view(qkv, a->B, a->T, heads.q, D, heads.q * D),
-                          heads_view(memory, a->B, a->S, heads.kv, D, 2 * kv),
-                          heads_view(memory + kv, a->B, a->S, heads.kv, D, 2 * kv)};
+                          heads_view(memory, a->B, a->S, heads.kv, D, 2 * wide),
+                          heads_view(memory + wide, a->B, a->S, heads.kv, D, 2 * wide)};
     const mhai_mix mix = mhai_transformer_mix(d, layer);
+    const int64_t lender = mhai_transformer_lender(d, layer);
+    const mhai_mix from = mhai_transformer_mix(d, lender);
+    const float *kv = mix.borrows ? a->layers[lender].self.qkv : qkv;
     return (mhai_qkv){heads_view(qkv + mix.at_q, a->B, a->T, mix.q, mix.D, mix.width),
-                      heads_view(qkv + mix.at_k, a->B, a->T, mix.k, mix.D, mix.width),
-                      heads_view(qkv + mix.at_v, a->B, a->T, mix.v, mix.Dv, mix.width)};
+                      heads_view(kv + from.at_k, a->B, a->T, from.k, from.D, from.width),
+                      heads_view(kv + from.at_v, a->B, a->T, from.v, from.Dv, from.width)};
 }
 
 typedef struct add_job {
@@ -144,6 +148,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     mhai_attend *x = &made->attend;
     *x = cross ? t->layers[layer].cross.attend : t->layers[layer].self.attend;
     x->context = context;
+    x->borrows = !cross && mhai_transformer_lender(&t->desc, layer) != layer;
     if (!cross) x->query_positions.starts = x->key_positions.starts = a->starts;
     x->outputs.struct_size = sizeof x->outputs;
     x->desc.key_lengths = cross ? input->memory_lengths : input->lengths;
@@ -295,14 +300,15 @@ void mhai_transformer_narrow(int64_t window, int64_t sink_keys, mha_attention_de
     desc->sink_keys = own ? mhai_max_i64(desc->sink_keys, sink_keys) : sink_keys;
 }
 
-static void prepare_step(const mhai_step *s, int64_t layer, bool cross, mhai_attend *x)
+static void prepare_step(const mha_transformer_desc *d, const mhai_step *s, int64_t layer,
+                         bool cross, mhai_attend *x)
 {
     if (cross) {
         x->cache = s->memory[layer];
         x->k.ndim = x->v.ndim = 0;
         return;
     }
-    x->cache = s->caches[layer];
+    x->cache = s->caches[mhai_transformer_lender(d, layer)];
     x->firsts = s->firsts;
     x->counts = s->counts;
     x->query_positions = x->key_positions = (mha_positions){.ids = &s->places};
@@ -323,7 +329,7 @@ static mha_status prepare(const mhai_call *c, int64_t layer, bool cross, mhai_ca
     mhai_attend *x = &made->attend;
     mhai_transformer_attention(c->context, c->a, &c->input, layer, cross, made);
     if (c->step) {
-        prepare_step(c->step, layer, cross, x);
+        prepare_step(&c->t->desc, c->step, layer, cross, x);
         return MHA_OK;
     }
     MHA_TRY(mhai_call_read_outputs(cross || !c->input.outputs ? NULL : c->input.outputs[layer],
@@ -441,10 +447,11 @@ mha_status mhai_call_gated(const mhai_call *c, int64_t rows, int64_t F, float *u
     return mha_glu(c->context, mhai_transformer_activation(c->t), &first, &second, &to);
 }
 
-static mha_status run_dense(const mhai_call *c, const mhai_place_layer *place,
-                            const mhai_kept_layer *kept, float *y)
+static mha_status run_dense(const mhai_call *c, int64_t layer, float *y)
 {
-    const int64_t rows = mhai_tokens(c->a), F = c->t->desc.ff_dim;
+    const mhai_place_layer *place = &c->t->layers[layer];
+    const mhai_kept_layer *kept = &c->a->layers[layer];
+    const int64_t rows = mhai_tokens(c->a), F = mhai_transformer_ff(&c->t->desc, layer);
     const mha_activation activation = mhai_transformer_activation(c->t);
     if (!kept->up) {
         MHA_TRY(mhai_call_project(c, &place->up, activation, kept->ff.in, rows, kept->act));
@@ -466,8 +473,44 @@ static mha_status feed_forward(const mhai_call *c, int64_t layer, float *next)
     float *y = added_by(&place->ff, &kept->ff, next);
     if (kept->ff.in != kept->self.step.in) MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     MHA_TRY(mhai_transformer_experts(&c->t->desc, layer) ? mhai_experts_run(c, layer, y)
-                                                         : run_dense(c, place, kept, y));
+                                                         : run_dense(c, layer, y));
     return end_step(c, &place->ff, &kept->ff, next);
+}
+
+/* The tokens' rows of a layer's own table, and the norm of the projection of the first stream. */
+static mha_status read_input(const mhai_call *c, int64_t layer)
+{
+    const mhai_place_input *place = &c->t->layers[layer].input;
+    const mhai_kept_input *kept = &c->a->layers[layer].input;
+    const int64_t rows = mhai_tokens(c->a), P = place->norm.width;
+    const double unit = 1 / sqrt((double)c->t->desc.embed_dim), scale = sqrt((double)P);
+    MHA_TRY(mhai_call_project(c, &place->project, MHA_ACTIVATION_NONE, c->a->base, rows,
+                              kept->projected));
+    for (int64_t i = 0; i < rows * P; i++)
+        kept->projected[i] = (float)(unit * (double)kept->projected[i]);
+    MHA_TRY(norm(c, &place->norm, kept->projected, NULL, kept->act));
+    for (int64_t i = 0; i < rows; i++) {
+        float *p = kept->up + (2 * i + 1) * P;
+        mhai_transformer_read_rows(c->t, place->table, P, c->a->ids[i], 1, 0, P, p);
+        for (int64_t k = 0; k < P; k++)
+            p[k] = (float)((scale * (double)p[k] + (double)kept->act[i * P + k]) * sqrt(0.5));
+    }
+    return MHA_OK;
+}
+
+/* Add a layer's input beside the stream. */
+static mha_status add_input(const mhai_call *c, int64_t layer, float *next)
+{
+    const mhai_place_input *place = &c->t->layers[layer].input;
+    const mhai_kept_input *kept = &c->a->layers[layer].input;
+    const int64_t rows = mhai_tokens(c->a), P = place->norm.width;
+    MHA_TRY(read_input(c, layer));
+    MHA_TRY(mhai_call_project_to(c, &place->gate, MHA_ACTIVATION_NONE, kept->step.in, rows, 2 * P,
+                                 kept->up));
+    MHA_TRY(mhai_call_gated(c, rows, P, kept->up, kept->act));
+    MHA_TRY(mhai_call_project(c, &place->out, MHA_ACTIVATION_NONE, kept->act, rows,
+                              added_by(&place->step, &kept->step, next)));
+    return end_step(c, &place->step, &kept->step, next);
 }
 
 float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step)
@@ -476,6 +519,7 @@ float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step)
     const bool cross = d->flags & MHA_TRANSFORMER_CROSS, ff = mha_transformer_feeds(d, layer);
     if (step == 0 && cross) return a->layers[layer].cross.step.x;
     if (step <= 1 && ff) return a->layers[layer].ff.x;
+    if (step <= 2 && mhai_transformer_has_input(d, layer)) return a->layers[layer].input.step.x;
     return layer + 1 < d->num_layers ? a->layers[layer + 1].self.step.x : a->x;
 }
 
@@ -551,9 +595,10 @@ static mha_status embed(const mhai_call *c)
     mha_parallel_for(c->context, mhai_tokens(c->a), embed_row, &job);
     if (t->embed_norm.weight >= 0)
         MHA_TRY(norm(c, &t->embed_norm, first, NULL, c->a->narrow ? in : x));
-    return t->project.outputs > 0
-               ? mhai_call_project(c, &t->project, MHA_ACTIVATION_NONE, in, mhai_tokens(c->a), x)
-               : MHA_OK;
+    if (t->project.outputs > 0)
+        MHA_TRY(mhai_call_project(c, &t->project, MHA_ACTIVATION_NONE, in, mhai_tokens(c->a), x));
+    if (c->a->base) memcpy(c->a->base, x, (size_t)(mhai_tokens(c->a) * d->embed_dim) * sizeof *x);
+    return MHA_OK;
 }
 
 /* Compute the stream before the first layer of the run. */
@@ -561,7 +606,8 @@ static mha_status begin_stream(const mhai_call *c)
 {
     const mha_tensor *from = c->input.stream;
     const int64_t width = c->t->desc.embed_dim, length = c->a->T;
-    if (!from) return embed(c);
+    if (!from || c->a->base) MHA_TRY(embed(c));
+    if (!from) return MHA_OK;
     for (int64_t i = 0; i < mhai_tokens(c->a); i++)
         memcpy(c->a->layers[c->a->first].self.step.x + i * width,
                (const float *)from->data + i / length * from->stride[0] +
@@ -613,8 +659,14 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     MHA_TRY(attend(c, &place->self, &kept->self, i, false, mhai_transformer_next(c->a, i, 0)));
     if (d->flags & MHA_TRANSFORMER_CROSS)
         MHA_TRY(attend(c, &place->cross, &kept->cross, i, true, mhai_transformer_next(c->a, i, 1)));
-    return mha_transformer_feeds(d, i) ? feed_forward(c, i, mhai_transformer_next(c->a, i, 2))
-                                       : MHA_OK;
+    if (mha_transformer_feeds(d, i))
+        MHA_TRY(feed_forward(c, i, mhai_transformer_next(c->a, i, MHA_PART_FEED_FORWARD)));
+    float *end = mhai_transformer_next(c->a, i, MHAI_LAYER_END);
+    if (mhai_transformer_has_input(d, i)) MHA_TRY(add_input(c, i, end));
+    if (place->scale < 0) return MHA_OK;
+    const float scale = *mhai_transformer_numbers(c->t, place->scale);
+    for (int64_t k = 0; k < mhai_tokens(c->a) * d->embed_dim; k++) end[k] *= scale;
+    return MHA_OK;
 }
 
 /* status: whether this rank can continue. After an error, a rank stops computing, but still sends

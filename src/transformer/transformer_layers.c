@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_RELATIVE_TABLE * 2 - 1 };
+enum { KNOWN_FLAGS = MHA_LAYER_OUTPUT_SCALE * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -21,16 +21,18 @@ static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_
     const char *name = NULL, *needs = NULL;
     if (!(l->flags & MHA_LAYER_WINDOW) && (l->left_keys || l->right_keys || l->sink_keys))
         name = "left_keys, right_keys and sink_keys", needs = "MHA_LAYER_WINDOW";
-    if (!(l->flags & MHA_LAYER_QK_NORM) &&
-        (l->qk_norm || l->qk_norm_epsilon != 0 || l->flags & MHA_LAYER_QK_NORM_ROW))
-        name = "qk_norm, qk_norm_epsilon and MHA_LAYER_QK_NORM_ROW", needs = "MHA_LAYER_QK_NORM";
+    if (!(l->flags & MHA_LAYER_QK_NORM) && (l->qk_norm || l->qk_norm_epsilon != 0 ||
+                                            l->flags & (MHA_LAYER_QK_NORM_ROW | MHA_LAYER_V_NORM)))
+        name = "qk_norm, qk_norm_epsilon, MHA_LAYER_QK_NORM_ROW and MHA_LAYER_V_NORM",
+        needs = "MHA_LAYER_QK_NORM";
     if (l->t5_max_distance && !l->t5_buckets) name = "t5_max_distance", needs = "t5_buckets";
     if (!rotary && l->flags & MHA_LAYER_NO_ROPE)
         name = "MHA_LAYER_NO_ROPE", needs = "MHA_ENCODING_ROTARY";
     if ((!rotary || l->flags & MHA_LAYER_NO_ROPE) &&
         (l->flags & MHA_LAYER_ROPE_INTERLEAVED || l->rotary_dim || l->rope_base != 0 ||
-         l->rope_factor != 0 || l->rope_scaling))
-        name = "rotary_dim, rope_base, rope_factor, rope_scaling and MHA_LAYER_ROPE_INTERLEAVED",
+         l->rope_factor != 0 || l->rope_scaling || l->rope_pairs))
+        name = "rotary_dim, rope_base, rope_factor, rope_scaling, rope_pairs and "
+               "MHA_LAYER_ROPE_INTERLEAVED",
         needs = "a layer with rotary positions";
     if (!l->rope_scaling && l->rope_original_length)
         name = "rope_original_length", needs = "a rope_scaling other than linear";
@@ -220,6 +222,75 @@ static mha_status check_latent(const mha_transformer_desc *d, int64_t layer, mha
                     (double)l->head_norm_epsilon);
 }
 
+/* Check the sizes of a layer, and the rotation of a part of its pairs. */
+static mha_status check_own_sizes(const mha_transformer_desc *d, mha_layer_desc *l)
+{
+    const int64_t most = 1 << 20;
+    if (l->head_dim == d->head_dim) l->head_dim = 0;
+    if (l->ff_dim == d->ff_dim) l->ff_dim = 0;
+    if (l->head_dim < 0 || l->head_dim > most || l->ff_dim < 0 || l->ff_dim > most ||
+        l->input_dim < 0 || l->input_dim > most || l->rope_pairs < 0 || l->rope_pairs > most)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: head_dim is %lld, ff_dim %lld, input_dim %lld, rope_pairs "
+                        "%lld; expected 0..%lld",
+                        (long long)l->head_dim, (long long)l->ff_dim, (long long)l->input_dim,
+                        (long long)l->rope_pairs, (long long)most);
+    if (l->ff_dim > 0 &&
+        (d->ff_dim == 0 || l->experts.count > 0 || l->flags & MHA_LAYER_NO_FEED_FORWARD))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: ff_dim is %lld, expected 0 in a layer with experts or "
+                        "without a feed-forward part",
+                        (long long)l->ff_dim);
+    if ((l->head_dim > 0 || l->kv_back > 0 || l->flags & MHA_LAYER_V_NORM) &&
+        (l->latent_dim > 0 || l->relative_rows > 0))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_layer_desc: latent attention and relative_rows exclude head_dim, "
+                        "kv_back and MHA_LAYER_V_NORM");
+    return MHA_OK;
+}
+
+/* Check what a layer adds after its feed-forward part. */
+static mha_status check_end(const mha_transformer_desc *d, const mha_layer_desc *l)
+{
+    const uint32_t others =
+        MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL;
+    if (l->input_dim == 0 && !(l->flags & MHA_LAYER_OUTPUT_SCALE)) return MHA_OK;
+    if (d->norm == MHA_NORM_RMS && !(d->flags & others) && d->ff_dim > 0 &&
+        !(l->flags & MHA_LAYER_NO_FEED_FORWARD) && d->feature_dim == 0 &&
+        (l->input_dim == 0 || mha_feed_forward_gated(d->feed_forward)))
+        return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "mha_layer_desc: input_dim and MHA_LAYER_OUTPUT_SCALE need pre-norm with "
+                    "MHA_NORM_RMS and feed-forward layers, and no cross-attention, parallel blocks "
+                    "or feature_dim; input_dim also a gated feed_forward");
+}
+
+/* Check that a layer can use the keys and values of an earlier one. */
+static mha_status check_lender(const mha_transformer_desc *d, int64_t layer,
+                               const mha_layer_desc *own)
+{
+    const mha_layer_desc *l = &own[layer], *from = l - l->kv_back;
+    const uint32_t kinds = MHA_LAYER_WINDOW;
+    if (l->kv_back == 0) return MHA_OK;
+    if (l->kv_back < 0 || l->kv_back > layer)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: kv_back is %lld, expected 0..%lld",
+                        (long long)l->kv_back, (long long)layer);
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
+    const mhai_heads theirs = mhai_transformer_heads_of(d, layer - l->kv_back, false);
+    if (!from->mixer && from->kv_back == 0 && from->latent_dim == 0 && heads.q > 0 &&
+        heads.kv == theirs.kv && l->head_dim == from->head_dim &&
+        (l->flags & kinds) == (from->flags & kinds) && l->left_keys == from->left_keys &&
+        l->right_keys == from->right_keys && l->sink_keys == from->sink_keys &&
+        !(l->flags & MHA_LAYER_QK_NORM_ROW) && !(d->flags & MHA_TRANSFORMER_CROSS))
+        return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "mha_layer_desc: kv_back is %lld, but layer %lld does not attend with keys of "
+                    "its own, and the same number of key/value heads (%lld, here %lld), head_dim "
+                    "and window; or the transformer has cross-attention or norms across heads",
+                    (long long)l->kv_back, (long long)(layer - l->kv_back), (long long)theirs.kv,
+                    (long long)heads.kv);
+}
+
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
     const uint32_t other_blocks = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM |
@@ -256,15 +327,23 @@ static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mh
                         "mha_layer_desc: MHA_LAYER_%s: only in a transformer with "
                         "pre-norm, without branch norms, cross-attention and parallel blocks",
                         l->flags & MHA_LAYER_BRANCH_NORM ? "BRANCH_NORM" : "NO_ATTENTION_NORM");
+    MHA_TRY(check_own_sizes(d, l));
+    MHA_TRY(check_end(d, l));
     MHA_TRY(check_settings(d, l));
     MHA_TRY(mhai_relative_check(d, layer, l));
     MHA_TRY(mhai_check_range("mha_layer_desc: t5_buckets", l->t5_buckets, 0, INT32_MAX));
     if (l->flags & MHA_LAYER_QK_NORM && l->qk_norm_epsilon == 0)
         l->qk_norm_epsilon = l->qk_norm == MHA_QK_NORM_L2 ? 1e-12f : 1e-6f;
     if (d->positions == MHA_ENCODING_ROTARY && !(l->flags & MHA_LAYER_NO_ROPE)) {
-        if (l->rotary_dim == 0) l->rotary_dim = d->head_dim;
+        if (l->rotary_dim == 0) l->rotary_dim = l->head_dim > 0 ? l->head_dim : d->head_dim;
         if (l->rope_base == 0) l->rope_base = d->rope_base;
         if (l->rope_factor == 0) l->rope_factor = 1;
+        if (l->rope_pairs > l->rotary_dim / 2 || (l->rope_pairs > 0 && d->grid_rows > 0))
+            return mha_fail(
+                MHA_ERR_ARGUMENT,
+                "mha_layer_desc: rope_pairs is %lld, expected 0..%lld (rotary_dim / 2), "
+                "and 0 with grid_rows",
+                (long long)l->rope_pairs, (long long)l->rotary_dim / 2);
         return fill_scaling(l);
     }
     return MHA_OK;
@@ -302,6 +381,7 @@ mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer
         mha_status status = read_layer(given, d->layers->struct_size, &own[i]);
         if (memcmp(&own[i], &none, sizeof none) != 0) *plain = false;
         if (status == MHA_OK) status = fill_defaults(d, i, &own[i]);
+        if (status == MHA_OK) status = check_lender(d, i, own);
         if (status != MHA_OK) return fail_layer(status, i);
     }
     return MHA_OK;
@@ -355,6 +435,7 @@ static mha_layer_desc rotation_of(const mha_layer_desc *l)
 {
     return (mha_layer_desc){.flags = l->flags & MHA_LAYER_ROPE_EXACT_RAMP,
                             .rotary_dim = l->rotary_dim,
+                            .rope_pairs = l->rope_pairs,
                             .rope_base = l->rope_base,
                             .rope_factor = l->rope_factor,
                             .rope_scaling = l->rope_scaling,
@@ -457,12 +538,13 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
                           .base = (double)r->rope_base,
                           .factor = (double)r->rope_factor,
                           .positions = {.start = begin}};
+    const int64_t pairs = r->rope_pairs > 0 ? r->rope_pairs : half;
     for (int64_t i = 0; i < rows * width; i++) first[i] = i % width < half ? 1 : 0;
-    if (!r->rope_scaling) {
+    if (!r->rope_scaling && pairs == half) {
         mha_tensor x = mha_tensor_bthd(first, 1, rows, 1, width);
         return mha_rope_apply(context, &rope, &x, &x);
     }
-    for (int64_t i = 0; i < half; i++) { /* one pair at a time, at its own frequency */
+    for (int64_t i = 0; i < pairs; i++) { /* one pair at a time, at its own frequency */
         const double frequency = frequency_of(r, i);
         mha_tensor x = mha_tensor_bthd(first + i, 1, rows, 1, 2);
         x.stride[2] = width;
@@ -562,6 +644,7 @@ mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
     for (int64_t i = 0; frequencies && i < l->rotary_dim / 2; i++) {
         const double frequency = frequency_of(l, i);
         frequencies[i] = frequency / divisor_of(l, t->rope_factors, i, frequency);
+        if (l->rope_pairs > 0 && i >= l->rope_pairs) frequencies[i] = 0;
     }
     return MHA_OK;
 }
@@ -569,7 +652,7 @@ mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
 /* ---- a layer's attention --------------------------------------------------------------------- */
 
 static mha_status rotate(mha_context *context, mha_transformer *t, const mha_layer_desc *l,
-                         mhai_heads heads, mhai_place_attention *place)
+                         const mhai_mix *mix, mhai_place_attention *place)
 {
     mhai_attend *a = &place->attend;
     mhai_encoding *table;
@@ -580,14 +663,14 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
         .rotary_dim = l->rotary_dim,
         .base = (double)l->rope_base,
         .factor = (double)l->rope_factor};
-    MHA_TRY(mhai_attend_check(context, a, t->desc.head_dim));
+    MHA_TRY(mhai_attend_check(context, a, mix->D));
     if (t->desc.grid_rows > 0 && (l->rotary_dim % 4 != 0 || l->rope_scaling))
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
             "grid_rows: %lld elements of a head rotate, expected a multiple of 4 without "
             "rope_scaling",
             (long long)l->rotary_dim);
-    if (heads.q == 0) return MHA_OK;
+    if (mix->q == 0) return MHA_OK;
     MHA_TRY(take_encoding(t, l->rotary_dim, l, &table));
     const int64_t half = l->rotary_dim / 2, rows = (t->pairs > 0 ? 2 : 1) * t->desc.max_length;
     place->cosines = mhai_transformer_rows(table->values, rows, half, l->rotary_dim);
@@ -645,6 +728,7 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
     const mha_layer_desc *l = d->layers ? &d->layers[layer] : &usual;
     const bool causal = mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL);
     mhai_place_attention *place = &t->layers[layer].self;
+    const mhai_mix mix = mhai_transformer_mix(d, layer);
     mhai_attend *a = &place->attend;
     int64_t bucket;
     if (l->mixer || (heads.q == 0 && !d->layers)) return MHA_OK;
@@ -657,22 +741,22 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
                                 .sink_keys = l->sink_keys},
                        .qk_norm = l->qk_norm,
                        .norms_row = l->flags & MHA_LAYER_QK_NORM_ROW,
+                       .norms_values = l->flags & MHA_LAYER_V_NORM,
                        .qk_norm_epsilon = l->qk_norm_epsilon};
     if (l->flags & MHA_LAYER_SCALE_GIVEN) a->desc.flags |= MHA_ATTENTION_SCALE_GIVEN;
     if (l->flags & MHA_LAYER_WINDOW) a->desc.flags |= MHA_ATTENTION_WINDOW;
     if (l->flags & MHA_LAYER_QK_NORM) {
         a->q_norm = mhai_transformer_numbers(t, place->q_norm);
-        a->k_norm = mhai_transformer_numbers(t, place->k_norm);
-        MHA_TRY(mhai_attend_check(context, a, d->head_dim));
+        if (!mix.borrows) a->k_norm = mhai_transformer_numbers(t, place->k_norm);
+        MHA_TRY(mhai_attend_check(context, a, mix.D));
     }
     if (heads.q > 0)
         MHA_TRY(view_parameters(t, l, heads, place));
     else if (l->t5_buckets > 0)
         MHA_TRY(mha_t5_bucket(0, l->t5_buckets, l->t5_max_distance, causal, &bucket));
-    MHA_TRY(explain(context, a, heads.q > 0 ? heads : (mhai_heads){1, 1}, d->head_dim,
-                    mhai_transformer_mix(d, layer).Dv));
+    MHA_TRY(explain(context, a, heads.q > 0 ? heads : (mhai_heads){1, 1}, mix.D, mix.Dv));
     if (d->positions != MHA_ENCODING_ROTARY || l->flags & MHA_LAYER_NO_ROPE) return MHA_OK;
-    return rotate(context, t, l, heads, place);
+    return rotate(context, t, l, &mix, place);
 }
 
 mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t)

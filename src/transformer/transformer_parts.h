@@ -52,8 +52,18 @@ typedef struct mhai_place_attention {
     int64_t conv_bias, skip;      /* of a state space */
 } mhai_place_attention;
 
+/* A layer's input beside the stream. Absent: out.outputs is 0. */
+typedef struct mhai_place_input {
+    mhai_place_step step; /* only post */
+    int64_t table;
+    mhai_place_linear project, gate, out;
+    mhai_place_norm norm; /* of the projection */
+} mhai_place_input;
+
 typedef struct mhai_place_layer {
     mhai_place_attention self, cross; /* cross.in.packed NULL: none */
+    mhai_place_input input;
+    int64_t scale; /* of the stream after the layer; MHAI_NOWHERE: none */
     mhai_place_step ff;
     mhai_place_linear up, down; /* up: gate and up together if gated; packed NULL: none. With
                                  * experts, the layers of the shared expert */
@@ -190,7 +200,9 @@ typedef struct mhai_kept_step {
 
 typedef struct mhai_kept_attention {
     mhai_kept_step step;
-    float *qkv;    /* [tokens, mhai_mix.width]; in cross-attention [tokens, H D] */
+    /* [tokens, mhai_mix.width]; in cross-attention [tokens, H D]. Persists while later layers run if
+     * they use its keys and values */
+    float *qkv;
     float *memory; /* cross-attention: [memory rows, 2 Hk D] */
     float *heads;  /* [tokens, mhai_mix.out] */
     /* Of latent attention: W_kva x [tokens, r + s] and the norm of its c [tokens, r]; W_qa x and its
@@ -211,8 +223,15 @@ typedef struct mhai_kept_experts {
     float *in, *out; /* [tokens, E] of these tokens */
 } mhai_kept_experts;
 
+typedef struct mhai_kept_input {
+    mhai_kept_step step;
+    float *projected; /* [tokens, P] W_p x0 / sqrt(E) */
+    float *up, *act;  /* [tokens, 2 P] W_g x and p, [tokens, P] */
+} mhai_kept_input;
+
 typedef struct mhai_kept_layer {
     mhai_kept_attention self, cross;
+    mhai_kept_input input;
     mhai_kept_step ff;
     float *up, *act; /* [tokens, F or 2 F], [tokens, F]; up: NULL if passing and not gated */
     mhai_kept_experts experts;
@@ -234,6 +253,7 @@ struct mha_activations {
     int64_t *starts;                  /* [B] the row of position 0 in encodings; NULL: 0 */
     float *embedded; /* the sum before an embedding norm or a projection; otherwise NULL */
     float *narrow;   /* the projection's input, if it is not `embedded`; otherwise NULL */
+    float *base;     /* the stream before the first layer, if a layer reads it; otherwise NULL */
     mhai_kept_layer *layers;
     float *x, *last; /* the stream after the last layer, and after the final norm */
     float *gradient; /* [tokens,E] working memory of the backward call */
@@ -283,7 +303,45 @@ typedef struct mhai_mix {
     int64_t rank;                     /* of the gates of Kimi delta attention; 0: another mixer */
     int64_t width;
     int64_t first, channels; /* of its convolution, in a row */
+    bool borrows;            /* rows have no k and v: the layer uses those of an earlier one */
 } mhai_mix;
+
+/* The layer whose keys and values a layer uses. */
+static inline int64_t mhai_transformer_lender(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers ? layer - d->layers[layer].kv_back : layer;
+}
+
+/* Whether a later layer uses the keys and values of this one. */
+static inline bool mhai_transformer_lends(const mha_transformer_desc *d, int64_t layer)
+{
+    for (int64_t i = layer + 1; d->layers && i < d->num_layers; i++)
+        if (i - d->layers[i].kv_back == layer) return true;
+    return false;
+}
+
+/* The last layer, at most `layer`, from which a call can begin without the keys and values of earlier
+ * layers. */
+static inline int64_t mhai_transformer_start_layer(const mha_transformer_desc *d, int64_t layer)
+{
+    for (int64_t i = d->num_layers - 1; d->layers && i >= layer; i--)
+        if (i - d->layers[i].kv_back < layer) layer = i - d->layers[i].kv_back;
+    return layer;
+}
+
+/* Whether a layer has an input beside the stream; layer -1: any layer. */
+static inline bool mhai_transformer_has_input(const mha_transformer_desc *d, int64_t layer)
+{
+    for (int64_t i = 0; layer < 0 && d->layers && i < d->num_layers; i++)
+        if (d->layers[i].input_dim > 0) return true;
+    return layer >= 0 && d->layers && d->layers[layer].input_dim > 0;
+}
+
+/* F of a layer. */
+static inline int64_t mhai_transformer_ff(const mha_transformer_desc *d, int64_t layer)
+{
+    return d->layers && d->layers[layer].ff_dim > 0 ? d->layers[layer].ff_dim : d->ff_dim;
+}
 
 /* A layer with latent attention and heads; NULL: it is another. */
 static inline const mha_layer_desc *mhai_transformer_latent(const mha_transformer_desc *d,
@@ -309,6 +367,8 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
     if (l) {
         mix.mixer = l->mixer;
         mix.gated = l->flags & MHA_LAYER_OUTPUT_GATE;
+        mix.borrows = l->kv_back > 0;
+        if (l->head_dim > 0) mix.D = mix.Dv = l->head_dim;
         if (l->latent_dim > 0) mix.Dv = l->value_dim;
     }
     if (mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) {
@@ -330,6 +390,7 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
     mix.gates = mix.channels = (mix.q + mix.k) * mix.D + mix.v * mix.Dv;
     mix.at_k = mix.q * mix.D;
     mix.at_v = mix.at_k + mix.k * mix.D;
+    if (mix.borrows) mix.gates = mix.channels = mix.at_k;
     if (mix.mixer == MHA_MIXER_STATE_SPACE) {
         mix.at_v = 0;
         mix.at_k = mix.out;
@@ -392,7 +453,8 @@ void mhai_transformer_add(mha_context *context, int64_t count, const float *x, f
                           const float *y, float *sum);
 
 /* The stream after step 0, 1 or 2 (an mha_layer_part) of a layer, which is the input of the next
- * step. */
+ * step, or after all steps. */
+enum { MHAI_LAYER_END = 3 };
 float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step);
 
 /* The attention of one layer of a call, from its activations. It holds the tensors to which desc
@@ -591,10 +653,10 @@ static inline mha_tensor mhai_transformer_features(const mha_transformer_input *
     return mhai_transformer_rows(x->data, x->shape[0] * x->shape[1], x->shape[2], x->stride[1]);
 }
 
-/* Number of floats of the feed-forward layer's first product: F or 2 F. */
-static inline int64_t mhai_transformer_up(const mha_transformer *t)
+/* Number of floats of a feed-forward layer's first product: F or 2 F. */
+static inline int64_t mhai_transformer_up(const mha_transformer *t, int64_t layer)
 {
-    return (mhai_transformer_gated(t) ? 2 : 1) * t->desc.ff_dim;
+    return (mhai_transformer_gated(t) ? 2 : 1) * mhai_transformer_ff(&t->desc, layer);
 }
 
 /* transformer_relative.c: content-position terms. mhai_relative_check() checks a layer's description.

@@ -35,6 +35,11 @@ static mha_status check_patch(const mha_transformer *t, const mha_transformer_in
                                                       : mix.v;
     const bool values = p.part == MHA_PATCH_OUTPUT || p.part == MHA_PATCH_VALUE;
     const int64_t shape[] = {tokens[0], tokens[1], values ? mix.Dv : mix.D};
+    if (mix.borrows && (p.part == MHA_PATCH_KEY || p.part == MHA_PATCH_VALUE))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: layer %lld uses the keys and values of layer %lld; patch them there",
+                        name, (long long)p.layer,
+                        (long long)mhai_transformer_lender(&t->desc, p.layer));
     if (p.head < 0 || p.head >= count)
         return mha_fail(MHA_ERR_ARGUMENT, "%s: head is %lld, layer %lld has %lld%s", name,
                         (long long)p.head, (long long)p.layer, (long long)count,
@@ -50,6 +55,12 @@ static mha_status check_stream(const mha_transformer *t, const mha_transformer_i
     if (input->first_layer > 0 && !input->stream)
         return mha_fail(MHA_ERR_NULL, "first_layer is %lld, but stream, which it reads, is NULL",
                         (long long)input->first_layer);
+    const int64_t start = mhai_transformer_start_layer(&t->desc, input->first_layer);
+    if (start < input->first_layer)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "first_layer is %lld, but a later layer uses keys and values of an earlier "
+                        "one; begin with layer %lld",
+                        (long long)input->first_layer, (long long)start);
     if (!input->stream) return MHA_OK;
     MHA_TRY(mhai_tensor_check("stream", input->stream, MHA_F32, 3, shape));
     return mhai_tensor_check_last("stream", input->stream);

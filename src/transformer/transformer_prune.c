@@ -129,13 +129,15 @@ static bool begins(const char *name, const char *beginning)
     return strncmp(name, beginning, strlen(beginning)) == 0;
 }
 
-static part find_part(const pruning *x, const mha_parameter *p, const mha_parameter *old, int64_t D)
+static part find_part(const pruning *x, const mha_transformer *from, const mha_parameter *p,
+                      const mha_parameter *old)
 {
     const heads_plan *plan = p->layer < 0 ? NULL : &x->plans[p->layer];
     const char *name = plan ? strstr(p->name, ".self_attn.") : NULL;
-    part made = {.old = *old, .block = D, .merged = 1};
+    part made = {.old = *old, .block = 1, .merged = 1};
     if (!name) return made;
     name += strlen(".self_attn.");
+    made.block = mhai_transformer_mix(&from->desc, p->layer).D;
     if (begins(name, "q_proj") || begins(name, "position_q_proj")) made.rows = plan->from_q;
     if (begins(name, "k_proj") || begins(name, "v_proj") || begins(name, "position_k_proj")) {
         made.rows = plan->from_kv;
@@ -267,7 +269,7 @@ static mha_status find_parts(pruning *x, const mha_transformer *from, const mha_
         if (x->as && (old.count != to->parameters[i].count || old.ndim != to->parameters[i].ndim ||
                       old.shape[0] != to->parameters[i].shape[0]))
             return mha_fail(MHA_ERR_SHAPE, "%s: the description needs another shape", old.name);
-        x->parts[i] = find_part(x, &to->parameters[i], &old, from->desc.head_dim);
+        x->parts[i] = find_part(x, from, &to->parameters[i], &old);
     }
     return MHA_OK;
 }

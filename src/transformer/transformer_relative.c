@@ -117,7 +117,9 @@ typedef struct relative {
     int64_t first, count;
     int32_t *rows;     /* [2 T - 1] row_of() of the distances -(T - 1) .. T - 1, less first */
     float *embeddings; /* [count,E] */
-    float *projected;  /* [count,width] a and b of all heads */
+    const float
+        *from; /* [count,E] the input of the projection; NULL: a and b are the layer's table */
+    float *projected; /* [count,width] a and b of all heads */
     const float *a, *b;
     int64_t stride, step; /* from row to row, and from head to head, of a and b */
     int64_t width;        /* of projected; 0: a and b are the layer's table */
@@ -171,6 +173,13 @@ size_t mhai_relative_bytes(const mhai_call *c, int64_t layer)
            mhai_transformer_product_bytes(c->context, c->t, r.count);
 }
 
+static void fill_rows(const relative *r)
+{
+    const int64_t last = r->c->a->T - 1;
+    for (int64_t i = -last; i <= last; i++)
+        r->rows[i + last] = (int32_t)(row_of(r->l, i) - r->first);
+}
+
 /* Compute a and b. */
 static mha_status project(relative *r)
 {
@@ -182,10 +191,10 @@ static mha_status project(relative *r)
         r->stride = D;
         return MHA_OK;
     }
-    const float *from = mhai_transformer_numbers(t, t->relative) + r->first * E;
+    r->from = mhai_transformer_numbers(t, t->relative) + r->first * E;
     if (t->relative_norm.weight >= 0) {
-        MHA_TRY(mhai_call_norm(c, &t->relative_norm, from, NULL, r->count, r->embeddings));
-        from = r->embeddings;
+        MHA_TRY(mhai_call_norm(c, &t->relative_norm, r->from, NULL, r->count, r->embeddings));
+        r->from = r->embeddings;
     }
     const bool shared = r->l->flags & MHA_LAYER_RELATIVE_SHARED;
     const bool both = (r->l->flags & TERMS) == TERMS;
@@ -194,7 +203,7 @@ static mha_status project(relative *r)
     r->a = r->projected + (shared ? r->mix.at_k : 0);
     r->b = r->projected + (shared ? r->mix.at_q : both ? r->mix.k * D : 0);
     return mhai_call_project(c, shared ? &r->place->in : &r->place->positions, MHA_ACTIVATION_NONE,
-                             from, r->count, r->projected);
+                             r->from, r->count, r->projected);
 }
 
 /* Rows of a or b in memory. */
@@ -246,8 +255,7 @@ static mha_status run(relative *r, const mhai_kept_attention *kept)
     const int64_t B = r->c->a->B, T = r->c->a->T, D = r->mix.D;
     const uint32_t flags = r->l->flags;
     MHA_TRY(take_memory(r));
-    for (int64_t i = 0; i < 2 * T - 1; i++)
-        r->rows[i] = (int32_t)(row_of(r->l, i - (T - 1)) - r->first);
+    fill_rows(r);
     MHA_TRY(project(r));
     for (int64_t i = 0; i < B * r->mix.q; i++) {
         const int64_t head = i % r->mix.q;
@@ -268,6 +276,78 @@ mha_status mhai_relative_run(const mhai_call *c, int64_t layer)
     relative r = relative_of(c, layer);
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     return mha_scratch_end(c->context, mark, run(&r, &c->a->layers[layer].self));
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+/* The gradient of a row of products: of a query for its keys, or of a key for its queries. */
+static void scatter_row(void *argument, int64_t i, int worker)
+{
+    const relative *r = argument;
+    const int64_t T = r->c->a->T;
+    float *to = r->products + i * r->count;
+    (void)worker;
+    memset(to, 0, (size_t)r->count * sizeof *to);
+    for (int64_t j = 0; j < T; j++)
+        if (r->keys)
+            to[r->rows[j - i + T - 1]] += r->scale * r->to[j * T + i];
+        else
+            to[r->rows[i - j + T - 1]] += r->scale * r->to[i * T + j];
+}
+
+/* Backpropagate one term of a head from r->to: to its queries or keys, and to a or b (dp NULL: not
+ * requested). */
+static mha_status add_gradients(relative *r, bool keys, int64_t head, const float *x, float *dx,
+                                float *dp)
+{
+    const int64_t T = r->c->a->T, D = r->mix.D;
+    const float *p = (keys ? r->b : r->a) + head * r->step;
+    mhai_matmul job = {.rows = T,
+                       .inner = r->count,
+                       .cols = D,
+                       .a = r->products,
+                       .a_stride = r->count,
+                       .accumulate = true,
+                       .c = dx,
+                       .c_stride = r->mix.width};
+    r->keys = keys;
+    mha_parallel_for(r->c->context, T, scatter_row, r);
+    MHA_TRY(mhai_matmul_packing(r->c->context, &job, p, r->stride));
+    if (!dp) return MHA_OK;
+    job.rows = r->count;
+    job.inner = T;
+    job.a_transposed = true;
+    job.c = dp + head * r->step;
+    job.c_stride = r->stride;
+    return mhai_matmul_packing(r->c->context, &job, x, r->mix.width);
+}
+
+mha_status mhai_relative_backward(const mhai_call *c, int64_t layer, float *dbias, float *drows,
+                                  float *parameters, mhai_relative_gradient *to)
+{
+    relative r = relative_of(c, layer);
+    const int64_t B = c->a->B, T = c->a->T, D = r.mix.D;
+    float *da = NULL, *db = NULL;
+    MHA_TRY(take_memory(&r));
+    fill_rows(&r);
+    MHA_TRY(project(&r));
+    *to = (mhai_relative_gradient){.first = r.first, .count = r.count, .embeddings = r.from};
+    if (parameters && r.width == 0) da = db = parameters + r.place->distances + r.first * D;
+    if (parameters && r.width > 0) {
+        MHA_TRY(mha_scratch_zeros(c->context, r.count * r.width, sizeof(float), &to->projected));
+        da = to->projected + (r.a - r.projected);
+        db = to->projected + (r.b - r.projected);
+    }
+    for (int64_t i = 0; i < B * r.mix.q; i++) {
+        const int64_t head = i % r.mix.q, at = i / r.mix.q * T * r.mix.width + head * D;
+        const float *row = c->a->layers[layer].self.qkv + at;
+        r.to = dbias + i * T * T;
+        if (r.l->flags & MHA_LAYER_CONTENT_TO_POSITION)
+            MHA_TRY(add_gradients(&r, false, head, row + r.mix.at_q, drows + at + r.mix.at_q, da));
+        if (r.l->flags & MHA_LAYER_POSITION_TO_CONTENT)
+            MHA_TRY(add_gradients(&r, true, head, row + r.mix.at_k, drows + at + r.mix.at_k, db));
+    }
+    return MHA_OK;
 }
 
 void mhai_relative_view(const mha_activations *a)

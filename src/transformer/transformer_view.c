@@ -75,7 +75,7 @@ static void view_hidden(const mha_activations *a, int64_t layer, mha_layer_view 
     const mhai_kept_layer *kept = &a->layers[layer];
     const mha_experts_desc *x = mhai_transformer_experts(&a->transformer->desc, layer);
     if (!x) {
-        view->hidden = tokens_view(a, kept->act, a->transformer->desc.ff_dim);
+        view->hidden = tokens_view(a, kept->act, mhai_transformer_ff(&a->transformer->desc, layer));
         return;
     }
     view->expert_weights = tokens_view(a, kept->experts.weights, x->used);
@@ -101,6 +101,8 @@ mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_la
     *view = (mha_layer_view){.struct_size = sizeof *view};
     if (part == MHA_PART_FEED_FORWARD) {
         view_step(a, &kept->ff, next, view);
+        view->next = tokens_view(a, mhai_transformer_next(a, layer, MHAI_LAYER_END),
+                                 a->transformer->desc.embed_dim);
         view_hidden(a, layer, view);
         return MHA_OK;
     }

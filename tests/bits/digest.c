@@ -377,6 +377,7 @@ int main(int count, char **arguments)
     linear_digest(context, "int8, linear, runs of 16", MHA_COMPUTE_INT8, 16);
     linear_digest(context, "int8, linear, runs of 32", MHA_COMPUTE_INT8, 32);
     linear_digest(context, "bf16, linear", MHA_COMPUTE_BF16, 32);
+    linear_digest(context, "tiles, linear", MHA_COMPUTE_TILES, 32);
     mha_context_destroy(context);
     return 0;
 }

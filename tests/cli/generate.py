@@ -366,7 +366,7 @@ def opened_once():
 def in_other_arithmetics():
     path, model = quantised(), make("dense")
     wanted = ("--ids", "--max-tokens", "12")
-    for compute in ("int8", "bf16", "f32"):
+    for compute in ("int8", "bf16", "tiles", "f32"):
         runs = [generate("--compute", compute, *wanted, "--threads", threads, path, "3 1 4 1 5")
                 for threads in "123"]
         for result in runs:
@@ -377,7 +377,7 @@ def in_other_arithmetics():
     for wanted in ((model,), ("--ids", model, "1")):
         check_error(generate("--compute", "int8", *wanted), UNSUPPORTED, "stored in blocks",
                     "or f32 arithmetic", command="generate")
-    check_error(generate("--compute", "int4", path), USAGE, "expected one of f32, int8, bf16",
+    check_error(generate("--compute", "int4", path), USAGE, "expected one of f32, int8, bf16, tiles",
                 command="generate")
 
 

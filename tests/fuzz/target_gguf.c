@@ -93,7 +93,7 @@ static void look_at_model(const char *path, fuzz_part input)
     mha_context *context = fuzz_context(1, 0);
     const mha_model_options options = {
         .struct_size = sizeof options,
-        .compute = (mha_compute)(input.data[input.size - 1] % (MHA_COMPUTE_BF16 + 1))};
+        .compute = (mha_compute)(input.data[input.size - 1] % (MHA_COMPUTE_TILES + 1))};
     mha_status status = mha_model_load(context, path, &options, &model);
     fuzz_must_speak(status);
     if (status == MHA_ERR_UNSUPPORTED) status = mha_model_load(context, path, NULL, &model);

@@ -2,6 +2,8 @@
  * and integers. All bits are compared. */
 #include "kernel_strip.h"
 
+#include "reference/half_reference.h"
+
 /* An instruction set's format of small numbers: two 16-bit numbers per dword, or four bytes. Byte
  * weights have an offset of 128, which the first term of a sum subtracts. */
 typedef struct small_form {
@@ -185,6 +187,75 @@ void check_int8_product(kernel_test *t)
                     if (w->has_offsets) y = y + added;
                 }
                 kt_same(t, (double)out[r * stride + c], (double)y, "out", r, c);
+            }
+    }
+}
+
+/* ---- tiles of bf16 --------------------------------------------------------------------------- */
+
+static int32_t pair_of(uint16_t first, uint16_t second)
+{
+    return (int32_t)(first | (uint32_t)second << 16);
+}
+
+/* Pairs of numbers with up to 8 bits, of very different sizes, so that sums round and cancel. */
+static void fill_pairs(kernel_test *t, int32_t *pairs, float *values, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t half[2];
+        for (int k = 0; k < 2; k++) {
+            float *x = &values[2 * i + k];
+            *x = (float)rng_between(&t->r, -255, 255);
+            if (kt_chance(t, 0.3)) *x *= exponent(t, -20, 20);
+            half[k] = (uint16_t)(half_nearest(MHA_BF16, (double)*x));
+        }
+        pairs[i] = pair_of(half[0], half[1]);
+    }
+}
+
+void check_bf16_product(kernel_test *t)
+{
+    const int64_t rows = t->timed ? 32 : rng_between(&t->r, 1, 70);
+    const int64_t pairs = t->timed ? MHAI_TILE_PAIRS : MHAI_TILE_STEP * rng_between(&t->r, 0, 8);
+    const int64_t cols = t->timed ? 32 : rng_between(&t->r, 1, 32), stride = kt_stride(t, cols);
+    const int64_t x_stride = pairs + (t->timed ? 16 : rng_between(&t->r, 0, 20));
+    const bool bias = kt_chance(t, 0.5);
+    const int64_t from_stride = bias ? 0 : stride;
+    int32_t *x = kt_input(t, MHA_I32, rows, pairs, x_stride);
+    int32_t *w = kt_input(t, MHA_I32, 1, pairs * MHAI_PANEL, pairs * MHAI_PANEL);
+    float *xs = kt_plain(t, (size_t)(rows * pairs * 2 + 1) * sizeof *xs);
+    float *ws = kt_plain(t, (size_t)(pairs * MHAI_PANEL * 2 + 1) * sizeof *ws);
+    for (int64_t r = 0; r < rows; r++) fill_pairs(t, x + r * x_stride, xs + r * pairs * 2, pairs);
+    fill_pairs(t, w, ws, pairs * MHAI_PANEL);
+    float *from = kt_numbers(t, bias ? 1 : rows, cols, stride);
+    t->flops = 4.0 * (double)(rows * pairs * 32);
+    EACH_INT8_TABLE(t, k)
+    {
+        float *out = kt_output(t, MHA_F32, rows, cols, stride);
+        const mhai_bf16_product p = {.rows = rows,
+                                     .pairs = pairs,
+                                     .cols = cols,
+                                     .x = x,
+                                     .x_stride = x_stride,
+                                     .w = w,
+                                     .from = from,
+                                     .from_stride = from_stride,
+                                     .out = out,
+                                     .out_stride = stride};
+        KERNEL_CALL(t) k->bf16_product(&p);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < cols; c++) {
+                float sum = 0;
+                for (int64_t i = 0; i < pairs; i += MHAI_TILE_STEP) {
+                    float half[2] = {0, 0};
+                    for (int64_t e = 2 * i; e < 2 * (i + MHAI_TILE_STEP); e++)
+                        half[e % 2] = fmaf(xs[r * pairs * 2 + e],
+                                           ws[(e / 2 * MHAI_PANEL + c) * 2 + e % 2], half[e % 2]);
+                    const float both = half[0] + half[1];
+                    sum = sum + both;
+                }
+                kt_same(t, (double)out[r * stride + c], (double)(from[r * from_stride + c] + sum),
+                        "out", r, c);
             }
     }
 }

@@ -40,7 +40,8 @@ static void as_the_system_says(void)
     }
     line[strcspn(line, "\n")] = ' ';
     /* The system may list tiles without granting them. */
-    if (mha_isa_available(MHA_ISA_AMX)) assert_true(all_in(line, "avx512_vnni amx_tile amx_int8"));
+    if (mha_isa_available(MHA_ISA_AMX))
+        assert_true(all_in(line, "avx512_vnni amx_tile amx_int8 amx_bf16"));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const bool there = mhai_cpu_features() & rows[i].bit;
         printf("  %s: %s\n", rows[i].names, there ? "yes" : "no");

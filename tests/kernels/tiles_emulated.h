@@ -1,8 +1,9 @@
 /* simd/tiles.h in C, by the operation sections of Intel's manual (volume 2: LDTILECFG, TILELOADD, TILESTORED,
- * TILEZERO, TDPBSSD). What the processor answers by an exception ends the test. */
+ * TILEZERO, TDPBSSD, TDPBF16PS). What the processor answers by an exception ends the test. */
 #ifndef MHAI_SIMD_TILES_H
 #define MHAI_SIMD_TILES_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -108,6 +109,38 @@ static void tile_dot_i8(int sums, int a, int b)
         }
 }
 
+/* Subnormal numbers count as 0. */
+static float tile_flush(float x)
+{
+    return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x;
+}
+
+static float tile_bf16(const uint8_t *at)
+{
+    const uint32_t bits = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 24;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return tile_flush(x);
+}
+
+static void tile_dot_bf16(int sums, int a, int b)
+{
+    tile_expect_product(sums, a, b);
+    for (int m = 0; m < tiles.shape.rows[sums]; m++)
+        for (int n = 0; n < tiles.shape.bytes[sums] / 4; n++) {
+            float half[2] = {0, 0}, sum;
+            for (int k = 0; k < tiles.shape.rows[b]; k++)
+                for (int i = 0; i < 2; i++)
+                    half[i] =
+                        tile_flush(fmaf(tile_bf16(&tiles.tile[a][m][4 * k + 2 * i]),
+                                        tile_bf16(&tiles.tile[b][k][4 * n + 2 * i]), half[i]));
+            memcpy(&sum, &tiles.tile[sums][m][4 * n], sizeof sum);
+            sum = tile_flush(tile_flush(sum) + tile_flush(half[0] + half[1]));
+            memcpy(&tiles.tile[sums][m][4 * n], &sum, sizeof sum);
+        }
+}
+
+#define TILE_DOT_BF16(sums, a, b) tile_dot_bf16(sums, a, b)
 #define TILE_ZERO(tile) tile_zero(tile)
 #define TILE_LOAD(tile, at, stride) tile_load(tile, at, (int64_t)(stride))
 #define TILE_STORE(tile, at, stride) tile_store(tile, at, (int64_t)(stride))

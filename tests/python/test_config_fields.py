@@ -54,6 +54,10 @@ NETS = dict(shared_expert_intermediate_size=20, head_dim=16, linear_num_key_head
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=12, q_lora_rank=14, qk_nope_head_dim=6, qk_rope_head_dim=4,
               v_head_dim=10)
 DIRECT = dict(LATENT, q_lora_rank=None)
+GEMMA4 = dict(num_hidden_layers=4, layer_types=[SLIDING, FULL] * 2, head_dim=6, global_head_dim=10, sliding_window=5,
+              vocab_size_per_layer_input=VOCAB, rope_parameters={
+                  FULL: dict(rope_type="proportional", rope_theta=5e3, partial_rotary_factor=.5, factor=2.0),
+                  SLIDING: dict(rope_type="default", rope_theta=200.0)})
 GROUPS = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, n_group=4,
               topk_group=2)
 ERNIE = dict(moe_num_experts=5, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=1)
@@ -152,6 +156,10 @@ BASES = {  # settings of each family with which more of its fields matter
                  dict(DIRECT, rope_parameters=dict(rope_type="longrope", rope_theta=5e3, short_factor=[1.0, 1.1],
                                                    long_factor=[2.0, 3.0], original_max_position_embeddings=16)),
                  dict(DIRECT, scale_depth=None, dim_model_base=None, mlp_bias=True, rope_parameters=DEFAULT)],
+    # embeddings of layers are small, so that epsilons matter
+    "gemma4_text": [dict(GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=6),
+                    dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, attention_bias=True,
+                         hidden_size_per_layer_input=0, final_logit_softcapping=1.5)],
     # transformers zeroes the row of pad_token_id, which is also that of a tied output
     "youtu": [dict(LATENT, attention_bias=True, tie_word_embeddings=False, rope_parameters=LINEAR),
               dict(DIRECT, tie_word_embeddings=False, rope_parameters=DEFAULT)],
@@ -264,7 +272,7 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "no_rope_layers": [0, 1], "no_rope_layer_interval": 1, "use_qkv_bias": True, "qk_layernorm": True,
          "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": True, "clip_qkv": 2.0,
          "mlp_only_layers": [0], "decoder_sparse_step": 2, "num_dense_layers": 1, "use_expert_bias": False,
-         "n_inner": 44, "n_embed": 16, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "rotary",
+         "n_inner": 44, "n_embed": 16, "talking_head": True, "conv_kernel_size": 3, "attention_head_size": 4, "block_ff_dim": 60, "tie_embedding": False, "full_attn_idxs": [1], "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "rotary",
          "quantization_config": {"bits": 4}, "pruned_heads": {"0": [1]}, "per_layer_config": {"0": {"head_dim": 4}},
          "rope_scaling": LINEAR, "attention_factor": 0.5, "low_freq_factor": 0.5, "high_freq_factor": 9.0,
          "scale_attn_by_inverse_layer_idx": True, "is_decoder": True, "add_cross_attention": True,
@@ -276,7 +284,9 @@ OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "nu
          "logit_scale": 0.3, "use_qk_norm": True, "swiglu_limit": 5.0, "swiglu_alpha": 1.5, "mamba_dt_min": .2,
          "topk_method": "greedy", "moe_layer_freq": 2, "mlp_layer_types": ["dense", "sparse"], "rope_interleave": False,
          "mla_use_nope": False, "moe_router_activation_func": "softmax", "linear_attn_config": {"num_heads": 2},
-         "scale_attn_weights": False, "sinusoidal_pos_embds": True, "global_attn_every_n_layers": 2}
+         "global_head_dim": 12, "num_global_key_value_heads": 2, "attention_k_eq_v": True, "num_kv_shared_layers": 1,
+         "use_double_wide_mlp": True, "hidden_size_per_layer_input": 5, "enable_moe_block": True,
+         "vocab_size_per_layer_input": 62, "scale_attn_weights": False, "sinusoidal_pos_embds": True, "global_attn_every_n_layers": 2}
 # Fields that change no family's numbers.
 IDLE = re.compile(r".*(drop|summary|transformers_version|architectures|dtype|label|problem|initializer|output_hidden"
                   r"|output_attentions|return_dict|use_cache|_name_or_path|model_type|bos_token|eos_token|cache).*")
@@ -303,13 +313,17 @@ def make(kind, options):
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
             p.copy_(0.03 * noise if "emb" in name or "wte" in name or "wpe" in name
-                    else 1.5 * noise / p.shape[-1] ** 0.5 if p.dim() > 1 else (not kind.startswith("gemma")) + 0.3 * noise)
+                    else 1.5 * noise / p.shape[-1] ** 0.5 if p.dim() > 1 else (not kind.startswith("gemma") or kind == "gemma4_text") + 0.3 * noise)
     return model
 
 
 def olden(kind, config):
     """The same configuration in the form of transformers 4."""
     config = copy.deepcopy(config)
+    if kind == "gemma4_text":  # the fields of published folders
+        own = config.pop("per_layer_config")["1"]
+        return {**config, "global_head_dim": own["head_dim"],
+                "num_global_key_value_heads": own.get("num_key_value_heads")}
     rope = config.pop("rope_parameters", None)
     if rope is None:
         return None

@@ -79,7 +79,7 @@ FAMILIES = [kind for kind in KINDS if "," not in kind]
 
 def make_net(name, sizes):
     """A random model in float32."""
-    config = name + ("TextConfig" if name == "Qwen3_5Moe" else "Config")
+    config = name + ("TextConfig" if name in ("Qwen3_5Moe", "Gemma4") else "Config")
     if not hasattr(transformers, config):
         pytest.skip(f"this transformers has no {config}")
     torch.manual_seed(7)

@@ -2,6 +2,7 @@
 page in headless Chromium; rejected files and options."""
 import base64
 import json
+import re
 import subprocess
 
 from playwright import sync_api
@@ -130,13 +131,64 @@ def test_page(models, browser, size):
     page.close()
 
 
+def heads(*arguments, code=0):
+    done = subprocess.run([PROGRAM, "heads", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_heads(models, tmp_path, browser):
+    """Scores over images are the means of those of view; the page shows them."""
+    Pil = pytest.importorskip("PIL.Image")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/notes.txt").write_text("no image")
+    paths = [tmp_path / "photos/a.PNG", tmp_path / "photos/b.jpeg"]
+    for path, pixels in zip(paths, (PIXELS[::-1].copy(), np.roll(PIXELS, 20, 1))):
+        Pil.fromarray(pixels).save(path)
+    model, names = models / "registers", ("patch_distance", "patch_local", "same_row", "same_col", "cls", "registers")
+    found = json.loads(heads(model, "--image", tmp_path / "photos", models / "scene.png", "--json"))
+    assert found["images"] == 3 and found["tokens"] == 3 * 261 and "texts" not in found
+    views = [json.loads(view(model, "--image", path, "--json", "-")) for path in (*paths, models / "scene.png")]
+    for head in found["heads"]:
+        wanted = np.mean([[*data["layers"][head["layer"]]["heads"][head["head"]]["measures"].values()] for data in views], 0)
+        assert np.allclose([head["scores"][name]["value"] for name in names], wanted, rtol=0, atol=1e-9)
+        assert all(head["scores"][name] is None for name in ("previous", "first", "duplicate", "near", "diagonal", "cut"))
+        assert {score["rows"] for score in head["scores"].values() if score} == {3 * 256}
+    roles = [[role["role"] for role in head["roles"]] for head in found["heads"][:4]]
+    assert roles == [["broad"], ["semantic"], ["registers"], ["broad"]]
+    table = heads(model, "--image", *paths, "--sort", "registers", "--state", tmp_path / "state")
+    assert table.startswith("registers: 2 images, 522 tokens") and " local   row   col  self   cls   reg" in table
+    assert table == heads(model, "--image", *paths, "--sort", "registers", "--state", tmp_path / "state")
+    assert "text 2 differs" in heads(model, "--image", paths[0], paths[0], "--state", tmp_path / "state", code=2)
+    heads(model, "--image", tmp_path / "photos", "-o", tmp_path / "heads.html")
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((tmp_path / "heads.html").as_uri())
+    expect(page.locator("body")).to_contain_text(re.compile(r"images\s*2"))
+    expect(page.locator("body")).to_contain_text("photos/a.PNG")
+    expect(page.locator("body")).to_contain_text("distance in patches")
+    assert errors == []
+    page.close()
+
+
+@pytest.mark.parametrize("arguments, code, words", [
+    (["vit", "--image", "missing.png"], 3, "missing.png"),
+    (["vit", "--image", "registers"], 3, "--image registers: the folder has no .png, .jpg or .jpeg file"),
+    (["vit", "--image", "scene.png", "--random", "2"], 2, "images have patches, not words"),
+    ([TINY, "--image", "scene.png"], 5, "reads texts, not images; give a text")], ids=str)
+def test_heads_refused(models, arguments, code, words):
+    done = subprocess.run([PROGRAM, "heads", *map(str, arguments)], cwd=models, capture_output=True, text=True)
+    assert done.returncode == code
+    assert words in done.stderr
+
+
 @pytest.mark.parametrize("arguments, code, words", [
     (["--image", "scene.png", "text"], 2, "--image takes no text: omit 'text'"),
     (["--image", "missing.png"], 3, "missing.png"),
     (["--image", "vit/config.json"], 4, "neither a PNG nor a JPEG file"),
     (["--image", "scene.png", "--query", "16,0"], 2, "--query 16,0: no such token; patches are 0,0 to 15,15"),
     (["--query", "CLS", "text"], 2, "--query"),
-    (["text"], 5, "the model reads images, not texts; see 'multihead view --image'")], ids=str)
+    (["text"], 5, "the model reads images, not texts; give --image FILE to view or heads")], ids=str)
 def test_refused(models, arguments, code, words):
     done = subprocess.run([PROGRAM, "view", "vit", *arguments], cwd=models, capture_output=True, text=True)
     assert done.returncode == code
@@ -148,7 +200,7 @@ def test_refused(models, arguments, code, words):
 def test_commands_that_read_texts(models, arguments):
     done = subprocess.run([PROGRAM, *arguments, "vit"], cwd=models, capture_output=True, text=True, timeout=60)
     assert done.returncode == 5
-    assert "vit: the model reads images, not texts; see 'multihead view --image'" in done.stderr
+    assert "vit: the model reads images, not texts; give --image FILE to view or heads" in done.stderr
 
 
 def test_model_of_texts(models):

@@ -19,10 +19,13 @@ from test_float8 import FP8, quantised
 MINISTRAL = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 40, "mscale": 1.0,
              "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 KINDS = {"gemma3": ("Gemma3", {}), "mistral3": ("Mistral3", {"sliding_window": 5}),
-         "mistral3, ministral": ("Mistral3", {"rope_parameters": MINISTRAL}),
+         "mistral3, ministral": ("Mistral3", {"rope_parameters": MINISTRAL}), "gemma4": ("Gemma4", {}),
+         "gemma4_unified": ("Gemma4Unified", {}),
          "qwen2_vl": ("Qwen2VL", {}), "qwen2_5_vl": ("Qwen2_5_VL", {}), "qwen3_vl": ("Qwen3VL", {})}
 
 
+IMAGES = ("visual.", "vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.",
+          "vision_embedder.")
 # Beginnings of names, as saved by transformers 4 and 5.
 NEW = {"text": "model.language_model.", "output": "lm_head.", "images": "model."}
 OLD = {"text": "language_model.model.", "output": "language_model.lm_head.", "images": ""}
@@ -33,7 +36,7 @@ def renamed(name, names):
     for old in NEW, OLD, OLDER:
         for part, begin in old.items():
             rest = name.removeprefix(begin)
-            images = rest.startswith(("visual.", "vision_tower.", "multi_modal_projector."))
+            images = rest.startswith(IMAGES)
             if name.startswith(begin) and (part == "images") == images and not rest.startswith("language_model."):
                 return names[part] + rest
     raise AssertionError(name)

@@ -406,7 +406,7 @@ static void refusals(void)
                                          .compute = MHA_COMPUTE_BF16,
                                          .shaw_keys = &shaw},
                              int8 = {.struct_size = sizeof int8, .compute = MHA_COMPUTE_INT8},
-                             unknown = {.struct_size = sizeof unknown, .compute = (mha_compute)3};
+                             unknown = {.struct_size = sizeof unknown, .compute = (mha_compute)4};
     const struct {
         const mha_attention_desc *desc;
         const mha_attention_outputs *outputs;
@@ -417,7 +417,7 @@ static void refusals(void)
         {&relative, NULL, MHA_ERR_UNSUPPORTED, "Shaw"},
         {&bf16, &weights, MHA_ERR_UNSUPPORTED, "outputs"},
         {&int8, NULL, MHA_ERR_ARGUMENT, "compute is 1 (int8), expected 0 (f32) or 2 (bf16)"},
-        {&unknown, NULL, MHA_ERR_ARGUMENT, "compute is 3"}};
+        {&unknown, NULL, MHA_ERR_ARGUMENT, "compute is 4"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_int_equal(
             mha_attention_forward(context, cases[i].desc, &x.Q, &x.K, &x.V, &x.O, cases[i].outputs),

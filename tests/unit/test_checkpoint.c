@@ -259,6 +259,23 @@ static void round_trips_of_mixers(void)
     }
 }
 
+/* Sizes of layers, shared keys, inputs beside the stream, and what follows a layer. */
+static void round_trips_of_own_sizes(void)
+{
+    const mha_layer_desc wide = {.struct_size = sizeof wide,
+                                 .flags =
+                                     MHA_LAYER_QK_NORM | MHA_LAYER_V_NORM | MHA_LAYER_OUTPUT_SCALE,
+                                 .head_dim = 6,
+                                 .ff_dim = 5,
+                                 .rope_pairs = 2,
+                                 .input_dim = 3};
+    mha_layer_desc layers[2] = {wide, wide};
+    mha_transformer_desc d = llama;
+    layers[1].kv_back = 1;
+    d.layers = layers;
+    round_trip(d, "multihead");
+}
+
 /* Foreign formats do not support layers with different numbers of heads. */
 static void round_trips_of_pruned_ones(void)
 {
@@ -977,7 +994,7 @@ RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_t
                   TEST(typed_words_are_normalised), TEST(foreign_words), TEST(foreign_configs),
                   TEST(foreign_configs_of_our_own), TEST(foreign_lists_of_heads),
                   TEST(foreign_layers), TEST(round_trips_of_layers), TEST(round_trips_of_mixers),
-                  TEST(like_another), TEST(round_trips_of_pruned_ones),
-                  TEST(unloadable_ones_are_not_saved), TEST(wrong_folders),
-                  TEST(types_that_are_not_read), TEST(damaged_files), TEST(unwritable),
-                  TEST(disk_full), TEST(failed_allocations_are_reported))
+                  TEST(round_trips_of_own_sizes), TEST(like_another),
+                  TEST(round_trips_of_pruned_ones), TEST(unloadable_ones_are_not_saved),
+                  TEST(wrong_folders), TEST(types_that_are_not_read), TEST(damaged_files),
+                  TEST(unwritable), TEST(disk_full), TEST(failed_allocations_are_reported))

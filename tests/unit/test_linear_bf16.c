@@ -1,4 +1,4 @@
-/* Linear layers in bf16 arithmetic: the bits of the definition on every instruction set, for packed
+/* Linear layers in bf16 arithmetic, by pairs and in the order of tiles: the bits of the definition on every instruction set, for packed
  * weights of each type, for weights of a source, and for any number of threads and rows; the error
  * bound; errors. */
 #include "reference/bf16_linear_reference.h"
@@ -124,7 +124,16 @@ static const void *find_rows(const void *user, int64_t parameter, int64_t row, i
     return m->halves[row];
 }
 
-static mha_transformer *from_source(mha_context *context, const matrix *m)
+/* The arithmetic under test. */
+static const struct {
+    mha_compute compute;
+    bf16_order order;
+    mha_status (*create)(mha_context *context, const mha_tensor *weight, const mha_tensor *bias,
+                         mha_linear **linear);
+} modes[] = {{MHA_COMPUTE_BF16, BF16_PAIRS, mha_linear_create_bf16},
+             {MHA_COMPUTE_TILES, BF16_TILES, mha_linear_create_tiles}};
+
+static mha_transformer *from_source(mha_context *context, const matrix *m, mha_compute compute)
 {
     union {
         const matrix *in;
@@ -136,7 +145,7 @@ static mha_transformer *from_source(mha_context *context, const matrix *m)
                                                   .find_rows = find_rows,
                                                   .read_coded = read_coded,
                                                   .user = pointer.user,
-                                                  .compute = MHA_COMPUTE_BF16});
+                                                  .compute = compute});
 }
 
 static mha_tensor weight_of(const matrix *m)
@@ -182,14 +191,15 @@ typedef struct expected {
     bf16_linear_output each[MOST_ROWS * MOST_OUTPUTS];
 } expected;
 
-static void expect_from(const matrix *m, bool has_bias, int64_t count, expected *e)
+static void expect_from(const matrix *m, bool has_bias, int64_t count, bf16_order order,
+                        expected *e)
 {
     e->count = count;
     e->outputs = m->outputs;
     for (int64_t t = 0; t < count; t++)
         for (int64_t k = 0; k < m->outputs; k++)
             e->each[t * m->outputs + k] = bf16_linear_reference(
-                m->w[k], m->x[t % m->outputs], m->inputs, has_bias ? m->bias[k] : 0);
+                m->w[k], m->x[t % m->outputs], m->inputs, has_bias ? m->bias[k] : 0, order);
 }
 
 static double worst; /* error / bound */
@@ -226,25 +236,26 @@ static void outputs_have_the_bits_of_the_definition(void)
         else if (rng_chance(&r, 0.3))
             spoil(&r, m);
         store(m);
-        expect_from(m, false, count, &plain);
-        expect_from(m, true, count, &with_bias);
+        const int mode = (int)rng_between(&r, 0, 1);
+        expect_from(m, false, count, modes[mode].order, &plain);
+        expect_from(m, true, count, modes[mode].order, &with_bias);
         const mha_tensor weight = weight_of(m), bias = vector_of(m->bias, m->outputs);
         const machines all = machines_make(1 + i % 4);
         for (int k = 0; k < all.count; k++) {
             mha_context *context = all.each[k].context;
             const char *name = all.each[k].name;
-            mha_transformer *t = from_source(context, m);
+            mha_transformer *t = from_source(context, m, modes[mode].compute);
             output_layer_forward(context, t, 0, count, y);
             check_outputs(&plain, count, y, name);
             output_layer_forward(context, t, 0, 1, y); /* the same for one row as for several */
             check_outputs(&plain, 1, y, name);
             mha_transformer_destroy(t);
             mha_linear *linear = NULL;
-            expect_ok(mha_linear_create_bf16(context, &weight, &bias, &linear));
+            expect_ok(modes[mode].create(context, &weight, &bias, &linear));
             packed_forward(context, linear, m, count, y);
             check_outputs(&with_bias, count, y, name);
             mha_linear_destroy(linear);
-            expect_ok(mha_linear_create_bf16(context, &weight, NULL, &linear));
+            expect_ok(modes[mode].create(context, &weight, NULL, &linear));
             packed_forward(context, linear, m, 1, y);
             check_outputs(&plain, 1, y, name);
             mha_linear_destroy(linear);
@@ -254,7 +265,7 @@ static void outputs_have_the_bits_of_the_definition(void)
     printf("  largest error / bound %.2f\n", worst);
 }
 
-static void an_update_gives_other_numbers(void)
+static void update(int mode)
 {
     static float y[MOST_ROWS * MOST_OUTPUTS];
     static expected e;
@@ -266,17 +277,22 @@ static void an_update_gives_other_numbers(void)
     const float was = m->w[m->outputs - 1][0];
     mha_linear *linear = NULL;
     m->w[m->outputs - 1][0] = NAN;
-    expect_ok(mha_linear_create_bf16(context, &weight, &bias, &linear));
+    expect_ok(modes[mode].create(context, &weight, &bias, &linear));
     packed_forward(context, linear, m, 2, y);
-    expect_from(m, true, 2, &e);
+    expect_from(m, true, 2, modes[mode].order, &e);
     check_outputs(&e, 2, y, "created");
     m->w[m->outputs - 1][0] = was; /* its output is finite again */
     expect_ok(mha_linear_update(linear, &weight, &bias));
     packed_forward(context, linear, m, 2, y);
-    expect_from(m, true, 2, &e);
+    expect_from(m, true, 2, modes[mode].order, &e);
     check_outputs(&e, 2, y, "updated");
     mha_linear_destroy(linear);
     free(m);
+}
+
+static void an_update_gives_other_numbers(void)
+{
+    for (int mode = 0; mode < 2; mode++) update(mode);
 }
 
 static void misuse_is_refused(void)
@@ -287,6 +303,10 @@ static void misuse_is_refused(void)
     mha_context *context = machines_context(1, 0);
     mha_tensor weight = weight_of(m), bias = vector_of(m->bias, m->outputs);
     mha_linear *linear = NULL;
+    expect_error(mha_linear_create_tiles(NULL, &weight, NULL, &linear), MHA_ERR_NULL,
+                 "create_tiles");
+    expect_spoiled(weight, mha_linear_create_tiles(context, &weight, &bias, &linear), MHA_ERR_DTYPE,
+                   "weight", weight.dtype = MHA_I32);
 #define MAKE() mha_linear_create_bf16(context, &weight, &bias, &linear)
     expect_spoiled(weight, MAKE(), MHA_ERR_DTYPE, "weight", weight.dtype = MHA_I32);
     expect_spoiled(weight, MAKE(), MHA_ERR_SHAPE, "weight", weight.ndim = 3);
@@ -311,6 +331,8 @@ static void misuse_is_refused(void)
                                     .num_heads = 1};
     mha_transformer *t = NULL;
     expect_error(mha_transformer_create_from(context, &d, &source, &t), MHA_ERR_ARGUMENT, "PACK");
+    source.compute = MHA_COMPUTE_TILES;
+    expect_error(mha_transformer_create_from(context, &d, &source, &t), MHA_ERR_ARGUMENT, "tiles");
     free(m);
 }
 

@@ -225,8 +225,8 @@ static void misuse_is_refused(void)
                                      .compute = MHA_COMPUTE_INT8};
     mha_transformer *t = NULL;
 #define MAKE() mha_transformer_create_from(context, &d, &source, &t)
-    expect_spoiled(source, MAKE(), MHA_ERR_ARGUMENT, "compute is 3",
-                   source.compute = (mha_compute)3);
+    expect_spoiled(source, MAKE(), MHA_ERR_ARGUMENT, "compute is 4",
+                   source.compute = (mha_compute)4);
     expect_spoiled(source, MAKE(), MHA_ERR_ARGUMENT, "read_coded", source.read_coded = NULL);
     expect_spoiled(source, MAKE(), MHA_ERR_ARGUMENT, "PACK", source.flags = MHA_SOURCE_PACK);
     expect_spoiled(source, MAKE(), MHA_ERR_UNSUPPORTED, "reserved", source.reserved = 1);

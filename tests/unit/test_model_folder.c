@@ -211,20 +211,10 @@ static void test_config_fields(void)
         {"model_type", NULL, MHA_ERR_MODEL, "'model_type' is missing"},
         {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a string"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
-         "model_type 'parrot' is not known; known: bert, roberta, electra, distilbert, "
-         "xlm-roberta, albert, mpnet, modernbert, nomic_bert, deberta, deberta-v2, gpt2, gpt_neox, "
-         "llama, mistral, "
-         "mixtral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
-         "qwen3_next, qwen3_5_text, qwen3_5, lfm2, qwen3_moe, qwen3_5_moe_text, qwen3_5_moe, "
-         "olmoe, lfm2_moe, smollm3, stablelm, glm4, olmo2, olmo3, olmo_hybrid, bamba, "
-         "granitemoehybrid, granite, granitemoe, granitemoeshared, mamba2, nemotron_h, "
-         "cohere, cohere2, bart, marian, t5, mt5, whisper, gemma3, ministral, ministral3, "
-         "mistral3, "
-         "qwen2_vl, qwen2_vl_text, qwen2_5_vl, qwen2_5_vl_text, qwen3_vl, qwen3_vl_text, gpt_oss, "
-         "deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu, kimi_linear, vit, dinov2, "
-         "dinov2_with_registers, clip_vision_model, clip_text_model, clip, siglip_vision_model, "
-         "siglip, "
-         "dinov3_vit, multihead"},
+         "model_type 'parrot' is not known; docs/model-folders.md lists all"},
+        {"model_type", "\"model_type\": \"qwen-3\"", MHA_ERR_UNSUPPORTED,
+         "model_type 'qwen-3' is not known; did you mean 'qwen3'?; docs/model-folders.md lists "
+         "all"},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": null", MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": \"36\"", MHA_ERR_MODEL, "not a whole number"},

@@ -1246,7 +1246,7 @@ static void layers_are_checked(void)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 13}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x2000"},
+        {{.flags = 1u << 19}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x80000"},
         {{.flags = MHA_LAYER_NO_ATTENTION_NORM},
          MHA_ERR_ARGUMENT,
          "MHA_LAYER_NO_ATTENTION_NORM: only in a transformer with pre-norm"},

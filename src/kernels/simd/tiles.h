@@ -9,6 +9,10 @@
  *   TILE_DOT_I8             sums[m][n] += sum over k, i < 4 of a[m][4 k + i] b[k][4 n + i]: signed
  *                           bytes, 32-bit sums. The shapes of the three tiles must match
  *
+ *   TILE_DOT_BF16           sums[m][n] += even + odd, where even and odd are chains of FMAs from 0 over
+ *                           a[m][2 k + i] b[k][2 n + i] with i = 0 or 1, rounded to nearest; results
+ *                           and operands that are subnormal count as 0
+ *
  * The tile is a literal number. The statements are asm, because gcc 12's intrinsics do not tell the
  * compiler which memory they read. */
 #ifndef MHAI_SIMD_TILES_H
@@ -46,5 +50,7 @@ static inline void tile_release(void)
                      : "memory")
 #define TILE_DOT_I8(sums, a, b) \
     __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sums : : : "memory")
+#define TILE_DOT_BF16(sums, a, b) \
+    __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sums : : : "memory")
 
 #endif

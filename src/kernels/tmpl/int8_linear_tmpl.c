@@ -211,6 +211,8 @@ static void int8_product(const mhai_int8_product *p)
     }
 }
 
+#include "kernels/tmpl/bf16_product_tmpl.c"
+
 #define TABLE_(suffix) mhai_int8_kernels_##suffix
 #define TABLE(suffix) TABLE_(suffix)
 extern const mhai_int8_kernels TABLE(MHAI_ISA_SUFFIX);

@@ -15,6 +15,7 @@ const mhai_weight_name mhai_llama_names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, N
 static mha_status read_grouping(const mhai_config *config, const mhai_family *family,
                                 mha_transformer_desc *d)
 {
+    if (family->read_kv) return family->read_kv(config, d->num_heads, &d->kv_heads);
     if (!family->grouped) return MHA_OK;
     MHA_TRY(
         mhai_config_optional(config, "num_key_value_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));
@@ -163,6 +164,17 @@ mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags)
     return MHA_OK;
 }
 
+/* Whether a weight is of keys or values of a layer that uses those of an earlier one. */
+static bool is_unused_key(const mhai_family_plan *plan, const char *name)
+{
+    const char *at = strstr(name, "layers.");
+    char *end = NULL;
+    const long long layer = at ? strtoll(at + strlen("layers."), &end, 10) : -1;
+    return layer >= 0 && layer < plan->desc.num_layers && plan->layers &&
+           plan->layers[layer].kv_back > 0 &&
+           (strncmp(end, ".self_attn.k_", 13) == 0 || strncmp(end, ".self_attn.v_", 13) == 0);
+}
+
 /* Old files hold tables of frequencies and masks. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
@@ -173,8 +185,7 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
         const size_t tail = strlen(old[i]);
         if (length > tail && strcmp(name + length - tail, old[i]) == 0) return true;
     }
-    (void)plan;
-    return false;
+    return is_unused_key(plan, name);
 }
 
 /* ---- rotations ----------------------------------------------------------------------------- */
@@ -365,11 +376,11 @@ static mha_status read_type(const mhai_config *rope, bool old, const char *const
                           mhai_show_name(text).text, types[*type]);
 }
 
-/* The numbers of a head that may rotate. */
-static int64_t rotating_width(const mha_transformer_desc *d)
+/* The numbers of a head of a layer that may rotate. */
+static int64_t rotating_width(const mha_transformer_desc *d, int64_t layer)
 {
-    if (d->layers && d->layers[0].latent_dim > 0) return d->layers[0].shared_dim;
-    return d->head_dim > 0 ? d->head_dim : d->embed_dim / d->num_heads;
+    if (d->layers && d->layers[layer].latent_dim > 0) return d->layers[layer].shared_dim;
+    return mha_transformer_head_dim(d, layer);
 }
 
 static mha_status read_float(const mhai_config *rope, const char *key, double fallback,
@@ -481,25 +492,51 @@ static mha_status set_part(const mhai_config *config, const mhai_family *family,
                             (long long)rotated, family->model_type, type, base);
 }
 
+static bool is_proportional(const mhai_config *config)
+{
+    const char *type = json_string_value(json_object_get(config->root, "rope_type"));
+    return type && strcmp(type, "proportional") == 0;
+}
+
+/* The first pairs of a head rotate with the frequencies of whole heads. */
+static mha_status read_proportional(const mhai_config *config, int64_t width, mha_layer_desc *rope)
+{
+    static const char part[] = "partial_rotary_factor";
+    double share;
+    MHA_TRY(mhai_config_real(config, "rope_theta", 1e4, 1, 1e30, &rope->rope_base));
+    MHA_TRY(mhai_config_real(config, "factor", 1, 1e-6, 1e6, &rope->rope_factor));
+    MHA_TRY(mhai_config_number(config, part, 1, &share));
+    rope->rotary_dim = width;
+    rope->rope_pairs = share <= 1 ? (int64_t)(share * (double)width / 2) : 0;
+    if (rope->rope_pairs > 0 && width % 2 == 0) return MHA_OK;
+    return mhai_config_fail(MHA_ERR_MODEL, config, part,
+                            "is %g, expected a number up to 1 that rotates 1 pair or more of a "
+                            "head's %lld numbers, an even number",
+                            share, (long long)width);
+}
+
 /* Dynamic scaling (NTK) changes the base only for texts beyond max_position_embeddings; longer
  * texts are rejected. */
 static mha_status read_rotation(const mhai_config *config, const mhai_family *family, bool old,
-                                const mha_transformer_desc *d, mha_layer_desc *rope)
+                                const mha_transformer_desc *d, int64_t layer, mha_layer_desc *rope)
 {
     const bool partial = family->partial;
     static const char *const types[] = {"default", "mrope", "dynamic",  "linear",
                                         "llama3",  "yarn",  "longrope", "su"};
     static const char part[] = "partial_rotary_factor";
-    const double width = (double)rotating_width(d);
+    const double width = (double)rotating_width(d, layer);
     double share;
     int type;
     *rope = (mha_layer_desc){.struct_size = sizeof *rope};
+    if (family->proportional && is_proportional(config))
+        return read_proportional(config, (int64_t)width, rope);
     MHA_TRY(read_type(config, old, types, family->lengths ? 8 : family->longrope ? 7 : 6, &type));
     MHA_TRY(read_float(config, "rope_theta", 1e4, &rope->rope_base));
     if (!(rope->rope_base >= 1))
         return mhai_config_fail(MHA_ERR_MODEL, config, "rope_theta", "is %g, expected 1 or more",
                                 (double)rope->rope_base);
     MHA_TRY(mhai_config_number(config, part, 1, &share));
+    if (family->proportional && type == 0) share = 1; /* as in transformers */
     const int64_t rotated = (int64_t)(width * fmin(share, 1));
     if ((share < 1 && !partial) || share > 1 || rotated < 1)
         return mhai_config_fail(share <= 1 && !partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
@@ -531,7 +568,7 @@ static mha_status read_factor_lists(const mhai_config *config, const mha_layer_d
                                     mhai_family_plan *plan)
 {
     const mha_transformer_desc *d = &plan->desc;
-    const int64_t width = rotating_width(d);
+    const int64_t width = rotating_width(d, 0);
     const int64_t pairs = (rope->rotary_dim ? rope->rotary_dim : width) / 2;
     if (rope->rope_scaling != MHA_ROPE_SCALING_LONG) return MHA_OK;
     plan->rope_factors = calloc((size_t)pairs, 2 * sizeof *plan->rope_factors);
@@ -541,7 +578,7 @@ static mha_status read_factor_lists(const mhai_config *config, const mha_layer_d
     return mhai_read_factors(config, "long_factor", pairs, plan->rope_factors + pairs);
 }
 
-static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kind,
+static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kind, int64_t layer,
                             mhai_family_plan *plan, mha_layer_desc *rope)
 {
     const mhai_family *family;
@@ -550,7 +587,8 @@ static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kin
     mha_status status = fields ? mhai_family_find(config, false, &family) : MHA_NO_MEMORY("model");
     if (status == MHA_OK && !kind) kind = family->rope ? family->rope : &usual_rope;
     if (status == MHA_OK) status = find_rope(config, kind, fields);
-    if (status == MHA_OK) status = read_rotation(&found, family, !kind->layers, &plan->desc, rope);
+    if (status == MHA_OK)
+        status = read_rotation(&found, family, !kind->layers, &plan->desc, layer, rope);
     if (status == MHA_OK) status = read_factor_lists(&found, rope, plan);
     json_decref(fields);
     return status;
@@ -560,6 +598,7 @@ void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
 {
     layer->flags |= rope->flags;
     layer->rotary_dim = rope->rotary_dim;
+    layer->rope_pairs = rope->rope_pairs;
     layer->rope_base = rope->rope_base;
     layer->rope_factor = rope->rope_factor;
     layer->rope_scaling = rope->rope_scaling;
@@ -572,7 +611,7 @@ void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
 mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_layer_desc rope;
-    MHA_TRY(read_kind(config, NULL, plan, &rope));
+    MHA_TRY(read_kind(config, NULL, 0, plan, &rope));
     plan->desc.rope_base = rope.rope_base;
     if (!rope.rotary_dim && rope.rope_factor == 0 && !rope.rope_scaling && !plan->layers)
         return MHA_OK;
@@ -583,56 +622,31 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
     return MHA_OK;
 }
 
+static bool slides(const mha_layer_desc *layer)
+{
+    return layer->flags & MHA_LAYER_WINDOW;
+}
+
 mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
                            mhai_family_plan *plan)
 {
     MHA_TRY(mhai_plan_layers(plan));
     for (int kind = 0; kind < 2; kind++) {
         mha_layer_desc rope;
-        MHA_TRY(read_kind(config, &kinds[kind], plan, &rope));
-        for (int64_t i = 0; i < plan->desc.num_layers; i++)
-            if (((plan->layers[i].flags & MHA_LAYER_WINDOW) != 0) == kind)
-                mhai_set_rotation(&plan->layers[i], &rope);
-    }
-    return MHA_OK;
-}
-
-/* ---- windows ------------------------------------------------------------------------------- */
-
-/* Whether a layer has the window. */
-static mha_status read_layer_type(const mhai_config *config, const json_t *list, int64_t layer,
-                                  bool *slides)
-{
-    const char *type = json_string_value(json_array_get(list, (size_t)layer));
-    *slides = type && strcmp(type, "sliding_attention") == 0;
-    if (*slides || (type && strcmp(type, "full_attention") == 0)) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                          "'layer_types' of layer %lld is '%s'; known: full_attention, "
-                          "sliding_attention",
-                          (long long)layer, type ? mhai_show_name(type).text : "");
-}
-
-mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
-                             int64_t period, mhai_family_plan *plan)
-{
-    const json_t *list = json_object_get(config->root, "layer_types");
-    const bool listed = usual > 0 && !mhai_config_absent(config, "layer_types");
-    int64_t window;
-    if (!json_is_null(json_object_get(config->root, "sliding_window")))
-        MHA_TRY(mhai_config_optional(config, "sliding_window", 1, INT64_MAX, usual, &window));
-    else
-        window = 0;
-    if (listed && (!json_is_array(list) || (int64_t)json_array_size(list) != plan->desc.num_layers))
-        return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                              "'layer_types' is not a list of %lld, one for each layer",
-                              (long long)plan->desc.num_layers);
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) {
-        bool slides = i >= first && (period == 0 || (i + 1) % period != 0);
-        if (listed) MHA_TRY(read_layer_type(config, list, i, &slides));
-        if (!slides || window == 0) continue;
-        MHA_TRY(mhai_plan_layers(plan));
-        plan->layers[i].flags |= MHA_LAYER_WINDOW;
-        plan->layers[i].left_keys = window - 1;
+        const int64_t layers = plan->desc.num_layers;
+        int64_t first = 0;
+        while (first < layers - 1 && slides(&plan->layers[first]) != kind) first++;
+        MHA_TRY(read_kind(config, &kinds[kind], first, plan, &rope));
+        for (int64_t i = first; i < layers; i++) {
+            if (slides(&plan->layers[i]) != kind) continue;
+            if (plan->layers[i].head_dim != plan->layers[first].head_dim)
+                return mhai_path_fail(
+                    MHA_ERR_UNSUPPORTED, config->path,
+                    "heads of layers %lld and %lld, which rotate alike, differ in "
+                    "size",
+                    (long long)first, (long long)i);
+            mhai_set_rotation(&plan->layers[i], &rope);
+        }
     }
     return MHA_OK;
 }

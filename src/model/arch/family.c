@@ -10,7 +10,7 @@
 #define FAMILY(name) &mhai_family_##name,
 static const mhai_family *const families[] = {MHAI_FAMILY_LIST(FAMILY)};
 
-enum { FAMILIES = sizeof families / sizeof families[0], MHAI_KNOWN = 24 * FAMILIES };
+enum { FAMILIES = sizeof families / sizeof families[0] };
 
 const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_layers",
                                          "num_attention_heads", "max_position_embeddings",
@@ -32,7 +32,7 @@ static bool has_text_type(const mhai_config *config, const mhai_family *family)
 mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_family **family)
 {
     const char *type = NULL;
-    char known[MHAI_KNOWN] = "";
+    const char *types[FAMILIES];
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
@@ -42,14 +42,14 @@ mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_f
         const bool better = !*family || ((*family)->images && !images) ||
                             (has_text_type(config, f) && (!images || f->images));
         if (strcmp(f->model_type, type) == 0 && better) *family = f;
-        if (i == 0 || strcmp(f->model_type, families[i - 1]->model_type) != 0)
-            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
-                     f->model_type);
+        types[i] = f->model_type;
     }
     if (*family) return MHA_OK;
+    const char *near = mha_nearest_name(type, types, FAMILIES);
     return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                          "model_type '%s' is not known; known: %s", mhai_show_name(type).text,
-                          known);
+                          "model_type '%s' is not known%s%s%s; docs/model-folders.md lists all",
+                          mhai_show_name(type).text, near ? "; did you mean '" : "",
+                          near ? near : "", near ? "'?" : "");
 }
 
 /* Whether a field of CLIP is absent or has its default in transformers. */
@@ -124,8 +124,9 @@ const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
 /* Whether a weight reads images, or predicts further tokens. */
 static bool is_other_part(const char *name)
 {
-    static const char *const parts[] = {"mtp.", "visual.", "vision_tower.",
-                                        "multi_modal_projector."};
+    static const char *const parts[] = {
+        "mtp.",         "visual.",       "vision_tower.",         "audio_tower.",
+        "embed_audio.", "embed_vision.", "multi_modal_projector."};
     const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;

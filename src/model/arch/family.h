@@ -56,8 +56,12 @@ typedef enum mhai_weight_form {
     MHAI_LAYER_SCALED, /* multiplied, row by row, by layer_scale1 or 2 (its part) of its layer */
     MHAI_CONVOLUTIONS, /* like MHAI_CONVOLUTION, in three weights; the row names that of q */
     MHAI_LAST_ROWS,    /* last rows of a longer table */
-    MHAI_ONE_ROW,      /* a vector, stored as [1, n] */
-    MHAI_FOUR_AXES,    /* a vector, stored as [1, 1, n, 1] */
+    /* Of a layer's input: rows or columns of a matrix of all layers */
+    MHAI_LAYER_ROWS,
+    MHAI_LAYER_COLUMNS,
+    MHAI_KEYS_AS_VALUES, /* W_k of layers whose values are the keys before their norm and rotation */
+    MHAI_ONE_ROW,        /* a vector, stored as [1, n] */
+    MHAI_FOUR_AXES,      /* a vector, stored as [1, 1, n, 1] */
     /* In no file: */
     MHAI_ZEROS,
     MHAI_ONES,
@@ -96,6 +100,7 @@ typedef struct mhai_family_plan {
     mha_transformer_desc desc;
     int64_t first_position; /* rows before the table of positions that no token uses */
     int64_t bins;           /* of an audio encoder: num_mel_bins */
+    bool keys_as_values;    /* in layers without a window */
     bool sinusoids;         /* a file without that table implies sines, followed by cosines */
     int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* owns the array of desc.layers */
@@ -125,10 +130,13 @@ typedef struct mhai_family {
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
-    const char *head_dim;   /* the name of head_dim, which is required; NULL: that name */
-    const char *kinds;      /* another name of layer_types, whose length is the number of layers */
-    const char *pattern;    /* likewise, a text with a letter for each layer; NULL: none */
-    uint32_t shape;         /* MHA_MODEL_SHAPE_... */
+    const char *head_dim; /* the name of head_dim, which is required; NULL: that name */
+    const char *kinds;    /* another name of layer_types, whose length is the number of layers */
+    const char *pattern;  /* likewise, a text with a letter for each layer; NULL: none */
+    uint32_t shape;       /* MHA_MODEL_SHAPE_... */
+    /* Reads the number of key/value heads of a family that is not grouped; NULL: each head has its
+     * own. */
+    mha_status (*read_kv)(const mhai_config *config, int64_t heads, int64_t *kv_heads);
     const char *bias_key;   /* the field that sets the biases; NULL: shape sets them */
     bool biases_qkv;        /* whether only q, k and v have biases */
     int64_t usual_head_dim; /* the default of head_dim; 0: the width divided by the heads */
@@ -163,16 +171,18 @@ typedef struct mhai_family {
     const mhai_rope_kind *ropes;   /* NULL, or two in its place, with an object for each type of
                                     * layers in rope_parameters: without a window and with one */
     bool fixed_rope;               /* read() describes the rotation */
-    bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
+    bool partial;  /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
-    bool even;      /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
-    bool mxfp4;     /* experts may be in blocks of MXFP4, as quantization_config then says */
-    bool lengths;   /* the rotation may depend on the length of a text (longrope), as in Phi 3 */
-    bool longrope;  /* likewise, but its border is max_position_embeddings by default */
-    bool both_ways; /* read() reads use_bidirectional_attention */
-    bool may_tie;   /* whether the output is the token table depends on the weights */
-    bool tied;      /* the output is the token table unless config.json says otherwise */
-    bool old_norms; /* files may call a norm's weight and bias gamma and beta */
+    bool even;     /* likewise; transformers rotates odd numbers of elements wrongly, or fails */
+    bool mxfp4;    /* experts may be in blocks of MXFP4, as quantization_config then says */
+    bool lengths;  /* the rotation may depend on the length of a text (longrope), as in Phi 3 */
+    bool longrope; /* likewise, but its border is max_position_embeddings by default */
+    bool proportional; /* likewise, rope_type may be proportional, as in Gemma 4 */
+    bool own_layers;   /* read() reads per_layer_config */
+    bool both_ways;    /* read() reads use_bidirectional_attention */
+    bool may_tie;      /* whether the output is the token table depends on the weights */
+    bool tied;         /* the output is the token table unless config.json says otherwise */
+    bool old_norms;    /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
                                                                     * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
@@ -187,20 +197,21 @@ typedef struct mhai_family {
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
     X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert)   \
-    X(nomic_bert) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo) X(gptj) X(phi)       \
-    X(opt) X(biogpt) X(bloom) X(mpt) X(falcon) X(gpt_neox) X(llama) X(mistral) X(mixtral)         \
-    X(qwen2) X(qwen2_moe) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next) X(qwen3_5)  \
-    X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole) X(olmoe)            \
-    X(lfm2_moe) X(smollm3) X(stablelm) X(glm) X(glm4) X(glm4_moe) X(dots1) X(minimax_m2)          \
-    X(ernie4_5_moe) X(arcee) X(seed_oss) X(internlm3) X(helium) X(ernie4_5) X(cwm) X(nemotron)    \
-    X(jais2) X(starcoder2) X(olmo) X(exaone4) X(granite_swa) X(olmo2) X(olmo3) X(olmo_hybrid)     \
-    X(bamba) X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2)           \
-    X(nemotron_h) X(cohere) X(cohere2) X(bart) X(marian) X(t5) X(mt5) X(whisper) X(gemma3_whole)  \
-    X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl) X(qwen2_vl_text)         \
-    X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss) X(deepseek_v2)       \
-    X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu) X(kimi_linear) X(vit) X(dinov2)          \
-    X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model) X(clip_images) X(clip)       \
-    X(siglip_vision_model) X(siglip_images) X(dinov3_vit) X(multihead)
+    X(nomic_bert) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo) X(gptj) X(phi) X(opt)\
+    X(biogpt) X(bloom) X(mpt) X(falcon) X(gpt_neox) X(llama) X(mistral) X(mixtral) X(qwen2)       \
+    X(qwen2_moe) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next) X(qwen3_5)           \
+    X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole) X(olmoe) X(lfm2_moe)\
+    X(smollm3) X(stablelm) X(glm) X(glm4) X(glm4_moe) X(dots1) X(minimax_m2) X(ernie4_5_moe)      \
+    X(arcee) X(seed_oss) X(internlm3) X(helium) X(ernie4_5) X(cwm) X(nemotron) X(jais2)           \
+    X(starcoder2) X(olmo) X(exaone4) X(granite_swa) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba)     \
+    X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
+    X(cohere) X(cohere2) X(gemma4) X(gemma4_whole) X(gemma4_unified) X(gemma4_unified_whole)      \
+    X(bart) X(marian) X(t5) X(mt5) X(whisper) X(gemma3_whole) X(ministral) X(ministral3)          \
+    X(mistral3) X(mistral3_later) X(qwen2_vl) X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text)   \
+    X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss) X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite)        \
+    X(minicpm3) X(youtu) X(kimi_linear) X(vit) X(dinov2) X(dinov2_with_registers)                 \
+    X(clip_vision_model) X(clip_text_model) X(clip_images) X(clip) X(siglip_vision_model)         \
+    X(siglip_images) X(dinov3_vit) X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
 MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)
@@ -400,6 +411,15 @@ MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_p
 MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
                                          mhai_family_plan *plan);
 
+/* Read the sizes and numbers of heads of layers with and without a window or, as transformers saves
+ * them, of each layer. Call it after the windows are read (layers.c). */
+MHA_NODISCARD mha_status mhai_read_kinds_of_heads(const mhai_config *config,
+                                                  mhai_family_plan *plan);
+
+/* Let the last num_kv_shared_layers layers use the keys and values of the last layer before them of the
+ * same kind. */
+MHA_NODISCARD mha_status mhai_share_keys(const mhai_config *config, mhai_family_plan *plan);
+
 /* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
 
@@ -594,7 +614,8 @@ MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
 /* Set flags of every layer. */
 MHA_NODISCARD mha_status mhai_flag_layers(mhai_family_plan *plan, uint32_t flags);
 
-/* Whether a weight is a table that old files store beside the weights. */
+/* Whether a weight is a table that old files store beside the weights, or of keys or values of a layer
+ * that uses those of an earlier one. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
 
 /* Whether all layers are equal, plain and sequential, as llama and bert require. */

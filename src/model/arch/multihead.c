@@ -86,7 +86,9 @@ static const struct {
                    {"content_to_position", MHA_LAYER_CONTENT_TO_POSITION},
                    {"position_to_content", MHA_LAYER_POSITION_TO_CONTENT},
                    {"relative_shared", MHA_LAYER_RELATIVE_SHARED},
-                   {"relative_table", MHA_LAYER_RELATIVE_TABLE}};
+                   {"relative_table", MHA_LAYER_RELATIVE_TABLE},
+                   {"v_norm", MHA_LAYER_V_NORM},
+                   {"output_scale", MHA_LAYER_OUTPUT_SCALE}};
 
 #define AT(name) #name, offsetof(mha_layer_desc, name)
 
@@ -109,7 +111,12 @@ static const struct {
                     {AT(gate_rank), 0, MHAI_MOST_WIDTH},
                     {AT(relative_rows), 0, MHAI_MOST_WIDTH},
                     {AT(relative_buckets), 0, MHAI_MOST_WIDTH},
-                    {AT(relative_max_distance), 0, INT32_MAX}};
+                    {AT(relative_max_distance), 0, INT32_MAX},
+                    {AT(head_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(ff_dim), 0, MHAI_MOST_WIDTH},
+                    {AT(kv_back), 0, MHAI_MOST_LAYERS},
+                    {AT(rope_pairs), 0, MHAI_MOST_WIDTH},
+                    {AT(input_dim), 0, MHAI_MOST_WIDTH}};
 
 static const struct {
     const char *name;
@@ -348,10 +355,7 @@ static int64_t count_factors(const mha_transformer_desc *d)
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         if (d->layers[i].rope_scaling == MHA_ROPE_SCALING_LONG) {
             const int64_t rotated = d->layers[i].rotary_dim;
-            return (rotated       ? rotated
-                    : d->head_dim ? d->head_dim
-                                  : d->embed_dim / d->num_heads) /
-                   2;
+            return (rotated ? rotated : mha_transformer_head_dim(d, i)) / 2;
         }
     return 0;
 }

@@ -104,7 +104,7 @@ function drawCache() {
     const {cache} = answer, steps = generation.steps;
     const notes = [];
     if (cache) {
-        if (cache.kv_heads.some(n => n > 0)) notes.push(cacheFormula(cache));
+        if (cache.head_dim && cache.kv_heads.some(n => n > 0)) notes.push(cacheFormula(cache));
         if (cache.state_bytes) notes.push(t("generate.states", {bytes: whole(cache.state_bytes)}));
         if (cache.bytes_all_heads !== cache.bytes)
             notes.push(t("generate.all", {bytes: whole(cache.bytes_all_heads)}));
