@@ -1,6 +1,7 @@
 """Transcripts of Whisper, compared with transformers in float64: windows, timestamps, times of tokens and words, settings
 of generation_config.json. The models are random; the sounds are computed here."""
 import ctypes
+import functools
 import json
 import re
 import subprocess
@@ -38,6 +39,8 @@ def net_of(kind):
                 p.normal_(0, 1.5 if "decoder.embed_p" in name else .4 if "embed" in name else 1.2 / p[0].numel() ** .5)
             elif "norm" in name or "bias" in name:
                 p += torch.randn_like(p) * .2
+        if kind != "late start":
+            net.model.decoder.embed_tokens.weight[FIRST:] *= 1.4  # so that timestamps follow text
     given = {"alignment_heads": HEADS, "no_timestamps_token_id": SILENT, "suppress_tokens": SIZES["suppress_tokens"],
              "begin_suppress_tokens": SIZES["begin_suppress_tokens"], "max_length": 80, "is_multilingual": True}
     for name, value in {**given, **settings}.items():
@@ -52,14 +55,14 @@ def write(kind, folder):
     return net.double(), multihead.Model(folder), folder
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def made(request, tmp_path_factory):
-    return write(request.param, tmp_path_factory.mktemp("whisper"))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return functools.cache(lambda kind: write(kind, tmp_path_factory.mktemp("whisper")))
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    return write("language", tmp_path_factory.mktemp("whisper"))
+def one(made):
+    return made("language")
 
 
 def theirs_of(net, samples, stamps):
@@ -73,9 +76,10 @@ def theirs_of(net, samples, stamps):
                         condition_on_prev_tokens=False)["segments"][0]
 
 
-@pytest.mark.parametrize("count, stamps", [(6400, False), (8000, True), (22400, True)])
-def test_tokens_segments_and_times_are_those_of_transformers(made, count, stamps):
-    net, model, _ = made
+@pytest.mark.parametrize("kind, count, stamps", [("late start", 6400, False), ("late start", 8000, True), ("late start", 16000, True),
+                                                 ("language", 22400, True), ("wide median", 8000, True), ("wide median", 11200, True)])
+def test_tokens_segments_and_times_are_those_of_transformers(made, kind, count, stamps):
+    net, model, _ = made(kind)
     samples = sound(count, 5)
     theirs, ours = theirs_of(net, samples, stamps), model.transcribe(samples, word_timestamps=True, timestamps=stamps)
     assert [s["tokens"].tolist() for s in theirs] == [s.tokens for s in ours.segments] and len(ours.tokens) > 9
@@ -86,7 +90,7 @@ def test_tokens_segments_and_times_are_those_of_transformers(made, count, stamps
             assert abs(mine.start - float(other["start"])) + abs(mine.end - float(other["end"])) < 1e-9
     assert ours.heads == model.alignment_heads == [tuple(pair) for pair in HEADS]
     assert ours.scores.shape == (model.layers, model.num_heads)
-    assert count < 9000 or len({round(s.start * 2) for s in ours.segments}) > 2  # several windows
+    assert count < 9000 or len({round(s.start * 2) for s in ours.segments}) > 1  # several windows
     assert model.transcribe(samples, timestamps=stamps).tokens == ours.tokens
 
 
