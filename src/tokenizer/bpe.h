@@ -76,7 +76,10 @@ typedef struct mhai_step {
         MHAI_STEP_REPLACE, /* replace matches with text */
         MHAI_STEP_SPLIT    /* split at matches */
     } what;
-    struct mhai_pattern *pattern; /* NULL: match text literally */
+    struct mhai_pattern *pattern; /* NULL: match text literally, or by class */
+    /* Behind ByteLevel, bytes match by their letters: those of 0xB2, 0xB3, 0xB9 and 0xBC to 0xBE are
+     * numeric too */
+    enum { MHAI_NO_CLASS, MHAI_PUNCTUATION, MHAI_NUMERIC_BYTE, MHAI_THREE_DIGITS } class;
     char *literal, *text;
     size_t literal_size, text_size;
     enum {
@@ -136,7 +139,7 @@ void mhai_bpe_destroy(mhai_bpe *bpe);
 /* Append a step, with copies of its texts. Errors: MHA_ERR_UNSUPPORTED (too many
  * steps), MHA_ERR_NOMEM. */
 typedef struct mhai_step_desc {
-    mhai_step like; /* the fields what, prepend, split and invert */
+    mhai_step like; /* the fields what, class, prepend, split and invert */
     const char *pattern, *literal, *text;
     const void *map; /* a charsmap of map_size bytes */
     size_t map_size;

@@ -196,7 +196,7 @@ static const row normalizers[] = {{"NFC", read_form},
 
 /* ---- pre_tokenizer --------------------------------------------------------------------------- */
 
-/* Check that ByteLevel is last: later steps would see letters instead of bytes. */
+/* Check that no other step is behind ByteLevel: it would see letters instead of bytes. */
 static mha_status check_last(const reader *r)
 {
     return r->has_bytes ? refuse(r, "pre_tokenizer", "another step behind ByteLevel") : MHA_OK;
@@ -217,7 +217,8 @@ static mha_status read_byte_level(reader *r, const json_t *json)
     return regex ? mhai_bpe_add_split(r->bpe, r->path.text, mhai_gpt2_pattern) : MHA_OK;
 }
 
-static mha_status read_split(reader *r, const json_t *json)
+static mha_status get_behavior(const reader *r, const char *what, const json_t *json,
+                               enum mhai_split *split)
 {
     static const char *const behaviors[] = {
         [MHAI_ISOLATED] = "Isolated",
@@ -226,25 +227,47 @@ static mha_status read_split(reader *r, const json_t *json)
         [MHAI_WITH_NEXT] = "MergedWithNext",
         [MHAI_CONTIGUOUS] = "Contiguous",
     };
-    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT}};
     const char *behavior = mhai_show_json(json_object_get(json, "behavior"));
-    MHA_TRY(check_last(r));
-    MHA_TRY(get_flag(r, json, "invert", false, &desc.like.invert));
-    MHA_TRY(get_pattern(r, "pre_tokenizer Split", json, &desc));
     for (size_t i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
         if (strcmp(behavior, behaviors[i]) == 0) {
-            desc.like.split = (enum mhai_split)i;
-            return add_step(r, "pre_tokenizer Split", &desc);
+            *split = (enum mhai_split)i;
+            return MHA_OK;
         }
-    return refuse(r, "pre_tokenizer Split: behavior", behavior);
+    return refuse(r, what, behavior);
+}
+
+/* Behind ByteLevel, Falcon splits three digits. */
+static mha_status read_split(reader *r, const json_t *json)
+{
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT}};
+    MHA_TRY(get_flag(r, json, "invert", false, &desc.like.invert));
+    MHA_TRY(get_pattern(r, "pre_tokenizer Split", json, &desc));
+    MHA_TRY(get_behavior(r, "pre_tokenizer Split: behavior", json, &desc.like.split));
+    if (r->has_bytes && desc.pattern && strcmp(desc.pattern, "[0-9][0-9][0-9]") == 0) {
+        desc.like.class = MHAI_THREE_DIGITS;
+        desc.pattern = NULL;
+        return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+    }
+    MHA_TRY(check_last(r));
+    return add_step(r, "pre_tokenizer Split", &desc);
+}
+
+static mha_status read_punctuation(reader *r, const json_t *json)
+{
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT, .class = MHAI_PUNCTUATION}};
+    MHA_TRY(check_last(r));
+    MHA_TRY(get_behavior(r, "pre_tokenizer Punctuation: behavior", json, &desc.like.split));
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
 }
 
 static mha_status read_digits(reader *r, const json_t *json)
 {
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT, .class = MHAI_NUMERIC_BYTE}};
     bool individual = false;
-    MHA_TRY(check_last(r));
     MHA_TRY(get_flag(r, json, "individual_digits", false, &individual));
-    return mhai_bpe_add_digits(r->bpe, r->path.text, individual);
+    if (!r->has_bytes) return mhai_bpe_add_digits(r->bpe, r->path.text, individual);
+    desc.like.split = individual ? MHAI_ISOLATED : MHAI_CONTIGUOUS;
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
 }
 
 static mha_status read_metaspace(reader *r, const json_t *json)
@@ -280,6 +303,7 @@ static mha_status read_whitespace_split(reader *r, const json_t *json)
 static const row pre_tokenizers[] = {{"ByteLevel", read_byte_level},
                                      {"Split", read_split},
                                      {"Digits", read_digits},
+                                     {"Punctuation", read_punctuation},
                                      {"Metaspace", read_metaspace},
                                      {"WhitespaceSplit", read_whitespace_split},
                                      {NULL, NULL}};

@@ -146,6 +146,25 @@ def pythia():
     return tok
 
 
+def bloom():
+    splitter = pre_tokenizers.Sequence([isolate(r" ?[^(\s|[.,!?…。，、।۔،])]+"), byte_level(regex=False)])
+    tok = rebuild(train(None, splitter, ["<unk>", "<s>", "</s>"]), None, splitter)
+    tok.post_processor = processors.ByteLevel(trim_offsets=False)
+    tok.add_special_tokens(["<s>", "</s>"])
+    return tok
+
+
+def falcon():
+    """Digits behind ByteLevel also splits at bytes whose letters are numeric, such as 0xBC, the letter ¼."""
+    splitter = pre_tokenizers.Sequence([
+        pre_tokenizers.Punctuation("contiguous"), byte_level(), pre_tokenizers.Digits(individual_digits=False),
+        isolate("[0-9][0-9][0-9]")])
+    tok = rebuild(train(None, splitter, ["<|endoftext|>"]), None, splitter)
+    tok.post_processor = processors.ByteLevel(trim_offsets=True)
+    tok.add_special_tokens(["<|endoftext|>"])
+    return tok
+
+
 def gpt4o():
     splitter = pre_tokenizers.Sequence([isolate(GPT4O), byte_level(regex=False)])
     tok = rebuild(train(None, splitter, []), None, splitter)
@@ -193,7 +212,7 @@ def pieces_without_bytes():
     return rebuild(model, None, splitter, unk_token="<unk>")
 
 
-BYTES = [gpt2, roberta, roberta_with_prefix, llama3, qwen2, smollm2, pythia, gpt4o]
+BYTES = [gpt2, roberta, roberta_with_prefix, llama3, qwen2, smollm2, pythia, gpt4o, bloom, falcon]
 PIECES = [llama2, mistral, gemma, pieces_without_bytes]
 
 
@@ -392,7 +411,11 @@ REFUSED = {
     "BertNormalizer": lambda d: d.update(normalizer={"type": "BertNormalizer"}),
     "Whitespace": lambda d: d.update(pre_tokenizer={"type": "Whitespace"}),
     "behind ByteLevel": lambda d: d.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
-        d["pre_tokenizer"], {"type": "Digits", "individual_digits": True}]}),
+        d["pre_tokenizer"], {"type": "Punctuation", "behavior": "Isolated"}]}),
+    "inside a class,": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "[a[^b]]"},
+                                                         "behavior": "Isolated", "invert": False}),
+    "the open class": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "[[a]"},
+                                                        "behavior": "Isolated", "invert": False}),
     r"\w": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": r"\w+"},
                                              "behavior": "Isolated", "invert": False}),
     r"\p{Han}": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": r"\p{Han}"},
