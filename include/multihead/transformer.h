@@ -623,6 +623,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj
  *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc; [H D] and
  *                                             [Hk D] with MHA_LAYER_QK_NORM_ROW
+ *                                             with kv_back, no k_proj, v_proj and k_norm
  *   layers.N.self_attn.sinks [H]              alibi_slopes [H]
  *   layers.N.self_attn.relative_attention_bias.weight [t5_buckets,H]
  *   layers.N.self_attn.position_k_proj.weight .bias    position_q_proj likewise: W_pk and W_pq
@@ -642,7 +643,6 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.short_conv.b_proj.weight         c_proj x_proj o_proj, in place of self_attn in a short
  *   layers.N.short_conv.conv.weight [E,K]     convolution
  *   layers.N.cross_attn_norm, cross_attn      likewise
- *                                             without k_proj, v_proj and k_norm with kv_back
  *   layers.N.mlp_norm, mlp_post_norm          likewise; no mlp_norm with MHA_TRANSFORMER_ONE_NORM
  *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
  *   layers.N.mlp.router.weight [count,E]      shared_expert_gate.weight [1,E], score_bias [count],
@@ -864,7 +864,9 @@ typedef struct mha_layer_view {
     mha_tensor input;        /* [B,T,E] its input: norm(x), or x without pre-norm; in a parallel
                                 block the input of both parts is the stream before the block */
     mha_tensor sum;          /* [B,T,E] x + f(...), before a post-norm, after a branch norm */
-    mha_tensor next;         /* [B,T,E] the stream after the part: sum, or its norm if post-norm */
+    mha_tensor next;         /* [B,T,E] the stream after the part: sum, or its norm if post-norm.
+                              * After the last part, with what input_dim and
+                              * MHA_LAYER_OUTPUT_SCALE add */
     mha_tensor q;            /* [B,H,T,D] the input of attention: q and k are rotated */
     mha_tensor k, v;         /* [B,Hk,S,D] */
     mha_tensor lse;          /* [B,H,T] */

@@ -19,7 +19,7 @@ enum { L = 5, B = 2, T = 37, V = 23, H = 4, KV = 2, E = 16, D = 6, WIDE = 10, P 
 #define NORMS MHA_LAYER_QK_NORM | MHA_LAYER_V_NORM | MHA_LAYER_OUTPUT_SCALE
 /* Layer 3 uses the keys of layer 0, layer 4 those of layer 1. */
 static const mha_layer_desc layers[L] = {
-    {LAYER, .flags = NORMS | MHA_LAYER_WINDOW, .left_keys = 8, .input_dim = P},
+    {LAYER, .flags = NORMS | MHA_LAYER_WINDOW, .left_keys = 8, .rope_pairs = 1, .input_dim = P},
     {LAYER, .flags = NORMS, .head_dim = WIDE, .rope_pairs = 2, .ff_dim = 9, .softcap = 3},
     {LAYER, .flags = MHA_LAYER_QK_NORM, .rope_pairs = 3, .rope_factor = 2},
     {LAYER, .flags = NORMS | MHA_LAYER_WINDOW, .left_keys = 8, .kv_back = 3, .ff_dim = 24},
@@ -249,7 +249,7 @@ static void compare_slope(mha_context *context, mha_transformer *t, const mha_te
     static float logits[B * T * V];
     float *at = mha_transformer_data(t) + p->offset, before[ROOM], steps[ROOM];
     double loss[2] = {0, 0}, given = 0, squares = 0, noise = 0;
-    const float step = 1.0f / 2048;
+    const float step = 1.0f / 8192;
     assert_true(p->count <= ROOM);
     for (int64_t i = 0; i < p->count; i++) {
         before[i] = at[i];
@@ -309,15 +309,31 @@ static void gradients_are_slopes_for_any_threads(void)
     mha_transformer_destroy(t);
 }
 
+/* In the first layer, queries of equal tokens differ only by their rotation. */
 static void rotations_leave_later_pairs(void)
 {
     mha_context *context = context_with(1);
+    static float logits[B * T * V];
+    static int32_t ids[B * T];
     mha_transformer *t = make(context);
+    mha_activations *a = NULL;
+    mha_layer_view view = MHA_INIT(mha_layer_view);
+    mha_transformer_input input = MHA_INIT(mha_transformer_input);
+    const mha_tensor tokens = mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, T}),
+                     all = floats(logits, T, V);
     double frequencies[WIDE / 2];
     mha_layer_rotation rotation = {.struct_size = sizeof rotation, .frequencies = frequencies};
+    input.tokens = &tokens;
     expect_ok(mha_transformer_rotation(t, 1, &rotation));
     assert_true(rotation.rotary_dim == WIDE && frequencies[1] < 1 && frequencies[1] > 0);
     for (int i = 2; i < WIDE / 2; i++) assert_true(!(frequencies[i] > 0 || frequencies[i] < 0));
+    expect_ok(mha_activations_create(context, t, B * T, 0, &a));
+    expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
+    expect_ok(mha_activations_layer(a, 0, MHA_PART_SELF_ATTENTION, &view));
+    const float *first = vector(&view.q, 0, 1, 0), *later = vector(&view.q, 0, 1, 5);
+    for (int i = 0; i < D; i++)
+        assert_true((memcmp(&first[i], &later[i], sizeof *first) == 0) == (i % (D / 2) > 0));
+    mha_activations_destroy(a);
     mha_transformer_destroy(t);
 }
 

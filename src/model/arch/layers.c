@@ -59,7 +59,8 @@ mha_status mhai_read_kinds_of_heads(const mhai_config *config, mhai_family_plan 
     MHA_TRY(mhai_config_optional(config, "global_head_dim", 1, MHAI_MOST_WIDTH, 512, &wide));
     MHA_TRY(mhai_config_optional(config, "num_global_key_value_heads", 1, d->num_heads, d->kv_heads,
                                  &groups));
-    plan->head_lists = calloc((size_t)d->num_layers, 2 * sizeof *plan->head_lists);
+    if (!plan->head_lists)
+        plan->head_lists = calloc((size_t)d->num_layers, 2 * sizeof *plan->head_lists);
     if (!plan->head_lists) return MHA_NO_MEMORY("model");
     for (int64_t i = 0; i < d->num_layers; i++) {
         char key[24];
