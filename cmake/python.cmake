@@ -8,7 +8,7 @@
 #   multihead/fonts/ the default font of PNG and PDF files
 install(DIRECTORY abi DESTINATION multihead COMPONENT python EXCLUDE_FROM_ALL)
 set(python_targets)
-foreach(name multihead multihead_model multihead_render)
+foreach(name multihead multihead_model multihead_render multihead_show)
   if(TARGET ${name}_shared)
     list(APPEND python_targets ${name}_shared)
     set(file $<TARGET_SONAME_FILE_NAME:${name}_shared>)

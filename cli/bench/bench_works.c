@@ -379,8 +379,8 @@ ARENA_RELEASE(destroy_linear, mha_linear_destroy)
 static cli_exit make_gemm(mha_context *context, bench_work *work)
 {
     const bench_shape *s = &work->shape;
-    const bool bf16 = s->compute == MHA_COMPUTE_BF16;
-    const double weight_bytes = (bf16 ? 2.0 : 4.0) * (double)s->outputs * (double)s->inputs;
+    const bool f32 = s->compute == MHA_COMPUTE_F32;
+    const double weight_bytes = (f32 ? 4.0 : 2.0) * (double)s->outputs * (double)s->inputs;
     gemm_work *w;
     CLI_TRY(ARENA_ALLOC(1, &w));
     work->user = w, work->run = run_gemm;
@@ -394,8 +394,10 @@ static cli_exit make_gemm(mha_context *context, bench_work *work)
     const mha_tensor weight = mha_tensor_contiguous(at + s->rows * s->outputs, MHA_F32, 2,
                                                     (int64_t[]){s->outputs, s->inputs});
     for (int64_t i = 0; i < w->copies; i++) {
-        CLI_TRY(cli_check(bf16 ? mha_linear_create_bf16(context, &weight, NULL, &w->linear[i])
-                               : mha_linear_create(context, &weight, NULL, &w->linear[i])));
+        CLI_TRY(cli_check((f32 ? mha_linear_create
+                           : s->compute == MHA_COMPUTE_TILES
+                               ? mha_linear_create_tiles
+                               : mha_linear_create_bf16)(context, &weight, NULL, &w->linear[i])));
         CLI_TRY(arena_keep(w->linear[i], destroy_linear));
     }
     work->flops = 2.0 * (double)s->rows * (double)s->outputs * (double)s->inputs;
@@ -407,7 +409,9 @@ static cli_exit make_gemm(mha_context *context, bench_work *work)
 
 static const char *compute_suffix(const bench_shape *s)
 {
-    return s->compute == MHA_COMPUTE_BF16 ? " bf16" : "";
+    return s->compute == MHA_COMPUTE_BF16    ? " bf16"
+           : s->compute == MHA_COMPUTE_TILES ? " tiles"
+                                             : "";
 }
 
 static void name_attention(bench_work *work)

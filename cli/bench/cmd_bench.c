@@ -25,7 +25,8 @@ static const char *const masks[] = {"full",    "causal", "window", "blocks",
                                     "lengths", "keep",   "bias",   NULL};
 static const char *const layouts[] = {"bhtd", "bthd", NULL};
 static const char *const caches[] = {"none", "f32", "f16", "bf16", "int8", NULL}; /* bench_cache */
-static const char *const computes[] = {"f32", "bf16", NULL};
+static const char *const computes[] = {"f32", "bf16", "tiles", NULL};
+static const mha_compute arithmetic[] = {MHA_COMPUTE_F32, MHA_COMPUTE_BF16, MHA_COMPUTE_TILES};
 
 enum { MOST = 1 << 24 };
 
@@ -51,9 +52,9 @@ static const args_option option_table[] = {
     ROW_CHOICE("cache", bench_options, cache, caches, "decode from a KV cache of this type"),
     ROW_NUMBER("page", bench_options, page, 1, MOST,
                "positions per page of the cache; default: all"),
-    ROW_CHOICE(
-        "compute", bench_options, compute, computes,
-        "set the arithmetic of forward, decode or gemm; default\nf32; bf16 is compared with f32"),
+    ROW_CHOICE("compute", bench_options, compute, computes,
+               "set the arithmetic of forward, decode or gemm; default\nf32; others are compared "
+               "with f32. tiles: gemm only"),
     ROW_HEADING("The work (gemm)"),
     ROW_NUMBER("rows", bench_options, rows, 1, MOST, "rows M; default 512"),
     ROW_NUMBER("outputs", bench_options, outputs, 1, MOST, "outputs N; default 512"),
@@ -201,7 +202,7 @@ static bench_shape shape_of(const bench_options *o, bench_kind kind)
                      .need_weights = o->need_weights,
                      .cache = (bench_cache)o->cache,
                      .page = o->page,
-                     .compute = o->compute ? MHA_COMPUTE_BF16 : MHA_COMPUTE_F32};
+                     .compute = arithmetic[o->compute]};
     s.kv_heads = or_else(o->kv_heads, decode && s.heads % 8 == 0 && !o->heads ? 8 : s.heads);
     s.keys = or_else(o->keys, decode ? 4096 : s.queries);
     if (o->causal) s.mask = BENCH_MASK_CAUSAL;
@@ -236,6 +237,8 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
         return cli_fail(
             CLI_USAGE,
             "--compute bf16 applies to the works 'forward', 'decode' without --cache, and 'gemm'");
+    if (arithmetic[o->compute] == MHA_COMPUTE_TILES && kind != BENCH_GEMM)
+        return cli_fail(CLI_USAGE, "--compute tiles applies to the work 'gemm' only");
     return CLI_OK;
 }
 

@@ -118,7 +118,7 @@ static void search_links(role_search *x)
         }
 }
 
-static mha_head_score score_of(const role_search *x, int role)
+static mha_head_score score_of(const role_search *x, mha_role role)
 {
     return mha_head_measures_score(x->m, x->layer, x->head, infos[role].measure);
 }
@@ -141,7 +141,7 @@ int64_t mha_head_measures_roles(const mha_head_measures *m, int64_t layer, int64
         .m = m, .layer = layer, .head = head, .roles = roles, .most = roles ? most : 0};
     if (!m) return 0;
     for (int role = 0; role < MHA_ROLES; role++) {
-        const mha_head_score score = score_of(&x, role);
+        const mha_head_score score = score_of(&x, (mha_role)role);
         x.has[role] = role != MHA_ROLE_LINKS && reaches(&infos[role], &score);
     }
     for (int role = 0; role < MHA_ROLES; role++) {

@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- architectures ------------------------------------------------------------------------- */
@@ -63,6 +64,24 @@ static const struct architecture {
      MHAI_GGUF_LATENT},
     {"deepseek2", "deepseek_v3", mhai_gguf_latent_names, 0, NULL, MHAI_GGUF_ROUTING_SIGMOID,
      MHAI_GGUF_LATENT},
+    {"falcon", "falcon", mhai_gguf_falcon_names, 0, NULL, 0, 0},
+    {"bloom", "bloom", mhai_gguf_alibi_names, 0, NULL, 0, 0},
+    {"mpt", "mpt", mhai_gguf_alibi_names, 0, NULL, 0, 0},
+    {"starcoder", "gpt_bigcode", mhai_gguf_fused_names, 0, NULL, 0, 0},
+    {"starcoder2", "starcoder2", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"phi2", "phi", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"olmo", "olmo", mhai_gguf_olmo_names, 0, NULL, 0, 0},
+    {"exaone4", "exaone4", mhai_gguf_plain_names, 0, NULL, 0, MHAI_GGUF_WINDOWS},
+    {"seed_oss", "seed_oss", mhai_gguf_gpt_oss_names, 0, NULL, 0, 0},
+    {"arcee", "arcee", mhai_gguf_llama_names, 0, NULL, 0, 0},
+    {"nemotron", "nemotron", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"ernie4_5", "ernie4_5", mhai_gguf_plain_names, 0, NULL, 0, 0},
+    {"ernie4_5-moe", "ernie4_5_moe", mhai_gguf_plain_names, 0, NULL, MHAI_GGUF_ROUTING_SUM, 0},
+    {"qwen2moe", "qwen2_moe", mhai_gguf_plain_names, 0, NULL, MHAI_GGUF_ROUTING_PLAIN, 0},
+    {"glm4moe", "glm4_moe", mhai_gguf_gpt_oss_names, 0, NULL, MHAI_GGUF_ROUTING_SIGMOID,
+     MHAI_GGUF_PREDICTS},
+    {"dots1", "dots1", mhai_gguf_plain_names, 0, NULL, MHAI_GGUF_ROUTING_SIGMOID, 0},
+    {"minimax-m2", "minimax_m2", mhai_gguf_plain_names, 0, NULL, MHAI_GGUF_ROUTING_SIGMOID, 0},
     {"command-r", "cohere", mhai_gguf_plain_names, 0, NULL, 0, 0},
     {"cohere2", "cohere2", mhai_gguf_plain_names, 0, NULL, 0, MHAI_GGUF_WINDOWS},
     {"minicpm3", "minicpm3", mhai_gguf_latent_names, 0, NULL, 0, MHAI_GGUF_LATENT},
@@ -89,19 +108,29 @@ static bool ignores(const mhai_family_plan *plan, const char *name)
            mhai_decoder_ignores(plan, name);
 }
 
+/* Likewise weights of layers that predict further tokens. */
+static bool ignores_later(const mhai_family_plan *plan, const char *name)
+{
+    return (strncmp(name, "blk.", 4) == 0 &&
+            strtoll(name + 4, NULL, 10) >= plan->desc.num_layers) ||
+           ignores(plan, name);
+}
+
 mhai_family mhai_gguf_family(const mhai_family *family)
 {
     mhai_family own = *family;
-    for (int i = 0; i < ARCHITECTURES; i++)
-        if (strcmp(architectures[i].model_type, family->model_type) == 0)
-            own.names = architectures[i].names;
+    own.ignores = family->ignores && !family->towers ? ignores : NULL;
+    for (int i = 0; i < ARCHITECTURES; i++) {
+        if (strcmp(architectures[i].model_type, family->model_type) != 0) continue;
+        own.names = architectures[i].names;
+        if (architectures[i].traits & MHAI_GGUF_PREDICTS) own.ignores = ignores_later;
+    }
     const bool encoder = family->towers && !family->encoder;
     if (encoder) own.names = mhai_gguf_t5_encoder_names;
     own.layers = !family->towers ? "blk." : encoder ? "enc.blk." : "dec.blk.";
     own.prefix = "";
     own.text_part = false;
     own.text_prefix = NULL;
-    own.ignores = family->ignores && !family->towers ? ignores : NULL;
     return own;
 }
 
@@ -129,7 +158,7 @@ static const struct {
     {"attention.layer_norm_epsilon",
      false,
      true,
-     {"layer_norm_eps", "layer_norm_epsilon", "norm_eps"}},
+     {"layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"}},
     {"shortconv.l_cache", false, false, {"conv_L_cache", NULL, NULL}},
     {"full_attention_interval", false, false, {"full_attention_interval", NULL, NULL}},
     {"ssm.conv_kernel", false, false, {"linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"}},
@@ -146,9 +175,12 @@ static const struct {
     {"attention.kv_lora_rank", false, false, {"kv_lora_rank", NULL, NULL}},
     {"expert_group_count", false, false, {"n_group", NULL, NULL}},
     {"expert_group_used_count", false, false, {"topk_group", NULL, NULL}},
-    {"expert_shared_count", false, false, {"n_shared_experts", NULL, NULL}},
-    {"expert_count", false, false, {"num_experts", "num_local_experts", "n_routed_experts"}},
-    {"expert_used_count", false, false, {"num_experts_per_tok", NULL, NULL}},
+    {"expert_shared_count", false, false, {"n_shared_experts", "moe_num_shared_experts", NULL}},
+    {"expert_count",
+     false,
+     false,
+     {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}},
+    {"expert_used_count", false, false, {"num_experts_per_tok", "moe_k", NULL}},
     {"expert_feed_forward_length", false, false, {"moe_intermediate_size", NULL, NULL}},
     {"expert_shared_feed_forward_length",
      false,
@@ -158,7 +190,7 @@ static const struct {
     {"leading_dense_block_count",
      false,
      false,
-     {"num_dense_layers", "first_k_dense_replace", NULL}},
+     {"num_dense_layers", "first_k_dense_replace", "moe_layer_start_index"}},
     {"embedding_scale", false, true, {"embedding_multiplier", NULL, NULL}},
     {"residual_scale", false, true, {"residual_multiplier", NULL, NULL}},
     {"attention.scale", false, true, {"attention_multiplier", NULL, NULL}},
@@ -250,6 +282,19 @@ static mha_status read_rows(const mhai_gguf_reading *r)
             MHA_TRY(mhai_gguf_take(r, &value, rows[i].real, r->root, rows[i].fields[k]));
     }
     return MHA_OK;
+}
+
+/* Subtract the layers that predict further tokens, which are last. */
+static mha_status skip_later(const mhai_gguf_reading *r)
+{
+    const int64_t layers = mhai_gguf_count(r, "num_hidden_layers");
+    mha_gguf_value value;
+    int64_t later;
+    if (!(r->traits & MHAI_GGUF_PREDICTS) || !mhai_gguf_key(r, "nextn_predict_layers", &value))
+        return MHA_OK;
+    MHA_TRY(mha_gguf_integer(&value, 0, 0, layers > 0 ? layers - 1 : 0, &later));
+    return mhai_put_count(r->root, "num_hidden_layers", layers - later) ? MHA_OK
+                                                                        : MHA_NO_MEMORY("model");
 }
 
 static mha_status add_to(json_t *list, const mha_gguf_value *value, int64_t layer, int64_t *number)
@@ -378,6 +423,10 @@ static mha_status read_weights(const mhai_gguf_reading *r)
         !mhai_put_bool(r->root, "tie_word_embeddings", tied) ||
         !mhai_put_bool(r->root, "attention_bias", biased) ||
         !mhai_put_bool(r->root, "use_qkv_bias", biased) ||
+        !mhai_put_bool(r->root, "qkv_bias", biased) || !mhai_put_bool(r->root, "bias", biased) ||
+        !mhai_put_bool(r->root, "use_bias", biased) ||
+        !mhai_put_bool(r->root, "use_qk_norm",
+                       mha_gguf_find(r->file, "blk.0.attn_q_norm.weight") >= 0) ||
         !mhai_put_bool(r->root, "mlp_bias", mha_gguf_find(r->file, "blk.0.ffn_up.bias") >= 0))
         return MHA_NO_MEMORY("model");
     return MHA_OK;
@@ -412,14 +461,41 @@ static mha_status add_known(const mhai_gguf_reading *r)
         json_object_del(r->root, "sliding_window");
     if (!mhai_gguf_key(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
         good = good && mhai_put_count(r->root, "head_dim", each);
-    if (!mhai_gguf_key(r, "attention.sliding_window", &value) && strcmp(r->name, "gemma3") == 0)
-        good = good && mhai_put(r->root, "sliding_window", json_null());
+    static const char *const windowless[] = {"gemma3", "exaone4", "dots1"};
+    for (int i = 0; i < 3 && !mhai_gguf_key(r, "attention.sliding_window", &value); i++)
+        if (strcmp(r->name, windowless[i]) == 0)
+            good = good && mhai_put(r->root, "sliding_window", json_null());
     if (r->of->largest > 0) {
         const bool by_width = mhai_gguf_count(r, "num_hidden_layers") == r->of->largest;
         good = good && mhai_put_count(r->root, "query_pre_attn_scalar",
                                       by_width ? each : mhai_gguf_count(r, "head_dim"));
     }
     return good ? MHA_OK : MHA_NO_MEMORY("model");
+}
+
+/* Settings of Falcon and StarCoder that other decoders lack, and limits that have no family. */
+static mha_status add_others(const mhai_gguf_reading *r)
+{
+    static const struct {
+        const char *key;
+        double only;
+    } limits[] = {{"attention.clamp_kqv", 0}, {"attention.max_alibi_bias", 8}};
+    const int64_t kv_heads = mhai_gguf_count(r, "num_key_value_heads");
+    const bool two = mha_gguf_find(r->file, "blk.0.attn_norm_2.weight") >= 0;
+    for (int i = 0; i < 2; i++) {
+        mha_gguf_value value;
+        double x;
+        if (!mhai_gguf_key(r, limits[i].key, &value)) continue;
+        MHA_TRY(mha_gguf_real(&value, 0, &x));
+        if (x < limits[i].only || x > limits[i].only)
+            return mhai_gguf_refuse(r, &value, "has a value that is not supported");
+    }
+    return mhai_put_bool(r->root, "new_decoder_architecture", true) &&
+                   mhai_put_count(r->root, "num_kv_heads", kv_heads) &&
+                   mhai_put_count(r->root, "num_ln_in_parallel_attn", two ? 2 : 1) &&
+                   mhai_put_bool(r->root, "multi_query", kv_heads == 1)
+               ? MHA_OK
+               : MHA_NO_MEMORY("model");
 }
 
 static mha_status find_architecture(mhai_gguf_reading *r)
@@ -471,6 +547,7 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
         status = MHA_NO_MEMORY("model");
     if (status == MHA_OK) status = refuse_unsupported(&r);
     if (status == MHA_OK) status = read_rows(&r);
+    if (status == MHA_OK) status = skip_later(&r);
     if (status == MHA_OK && r.of->routing) status = mhai_gguf_experts(&r, r.of->routing);
     if (status == MHA_OK) status = read_heads(&r);
     if (status == MHA_OK && !json_object_get(r.root, "intermediate_size"))
@@ -481,6 +558,7 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
     if (status == MHA_OK) status = mhai_gguf_rotation(&r);
     if (status == MHA_OK) status = read_weights(&r);
     if (status == MHA_OK) status = add_known(&r);
+    if (status == MHA_OK) status = add_others(&r);
     if (status == MHA_OK && (r.traits & MHAI_GGUF_ENCODER)) status = mhai_gguf_encoder(&r);
     if (status == MHA_OK && (r.traits & MHAI_GGUF_TOWERS)) status = mhai_gguf_towers(&r);
     if (status == MHA_OK)

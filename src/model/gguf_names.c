@@ -93,6 +93,7 @@ const mhai_weight_name mhai_gguf_gpt_oss_names[] = {
     MHAI_NAME("mlp_norm", "post_attention_norm"),
     COMMON,
     EXPERTS,
+    GATED,
     MHAI_NAME("self_attn.q_proj", "attn_q"),
     MHAI_NAME("self_attn.k_proj", "attn_k"),
     MHAI_NAME("self_attn.v_proj", "attn_v"),
@@ -120,6 +121,28 @@ const mhai_weight_name mhai_gguf_space_names[] = {
     MHAI_NAME("state_space.dt_bias", "ssm_dt.bias"),
     END};
 const mhai_weight_name mhai_gguf_fused_names[] = {COMMON, GATED, FUSED, END};
+const mhai_weight_name mhai_gguf_alibi_names[] = {
+    MHAI_NAME("embed_norm", "token_embd_norm"),     COMMON, GATED, FUSED,
+    {"self_attn.alibi_slopes", "", MHAI_SLOPES, 0}, END};
+const mhai_weight_name mhai_gguf_falcon_names[] = {MHAI_NAME("self_attn_norm", "attn_norm_2"),
+                                                   MHAI_NAME("mlp_norm", "attn_norm"),
+                                                   COMMON,
+                                                   GATED,
+                                                   FUSED,
+                                                   END};
+const mhai_weight_name mhai_gguf_olmo_names[] = {
+    MHAI_NAME("embed_tokens", "token_embd"),
+    MHAI_NAME("lm_head", "output"),
+    MHAI_NAME("self_attn.o_proj", "attn_output"),
+    MHAI_NAME("mlp.down_proj", "ffn_down"),
+    GATED,
+    {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
+    {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
+    MHAI_NAME("self_attn.v_proj", "attn_v"),
+    {"self_attn_norm", "", MHAI_ONES, 0},
+    {"mlp_norm", "", MHAI_ONES, 0},
+    {"norm", "", MHAI_ONES, 0},
+    END};
 const mhai_weight_name mhai_gguf_phi3_names[] = {COMMON,
                                                  FUSED,
                                                  {"mlp.gate_proj", "ffn_up", MHAI_FUSED, 0},

@@ -8,16 +8,17 @@
 
 /* Traits of an architecture. */
 enum {
-    MHAI_GGUF_WINDOWS = 1,   /* a pattern says which layers have a window */
-    MHAI_GGUF_SWITCH = 2,    /* rope.scaling.finetuned false: no positions */
-    MHAI_GGUF_NETS = 4,      /* gated delta nets */
-    MHAI_GGUF_REORDERED = 8, /* converters reorder value heads that share a key head */
-    MHAI_GGUF_SPACES = 16,   /* layers of Mamba-2 */
-    MHAI_GGUF_KINDS = 32,    /* layers with a feed-forward length have nothing else */
-    MHAI_GGUF_LATENT = 64,   /* latent attention */
-    MHAI_GGUF_ENCODER = 128, /* attention in both directions */
-    MHAI_GGUF_TOWERS = 256,  /* an encoder in layers of its own, with or without a decoder */
-    MHAI_GGUF_FIRST = 512    /* of each period of windows, the first layer has none */
+    MHAI_GGUF_WINDOWS = 1,    /* a pattern says which layers have a window */
+    MHAI_GGUF_SWITCH = 2,     /* rope.scaling.finetuned false: no positions */
+    MHAI_GGUF_NETS = 4,       /* gated delta nets */
+    MHAI_GGUF_REORDERED = 8,  /* converters reorder value heads that share a key head */
+    MHAI_GGUF_SPACES = 16,    /* layers of Mamba-2 */
+    MHAI_GGUF_KINDS = 32,     /* layers with a feed-forward length have nothing else */
+    MHAI_GGUF_LATENT = 64,    /* latent attention */
+    MHAI_GGUF_ENCODER = 128,  /* attention in both directions */
+    MHAI_GGUF_TOWERS = 256,   /* an encoder in layers of its own, with or without a decoder */
+    MHAI_GGUF_FIRST = 512,    /* of each period of windows, the first layer has none */
+    MHAI_GGUF_PREDICTS = 1024 /* block_count includes layers that predict further tokens */
 };
 
 typedef struct mhai_gguf_reading {

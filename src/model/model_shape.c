@@ -36,10 +36,9 @@ static mha_status read_grouped(const mhai_config *config, const mhai_shape_keys 
     MHA_TRY(mhai_config_optional(config, keys->kv_heads, 1, MHAI_MOST_WIDTH, shape->heads,
                                  &shape->kv_heads));
     MHA_TRY(mhai_config_bool(config, "use_sliding_window", true, &windowed));
-    int64_t window = 0;
-    MHA_TRY(mhai_config_optional(config, "sliding_window", 1, most_positions, 0, &window));
-    shape->window = windowed ? window : 0;
-    return MHA_OK;
+    return windowed ? mhai_config_optional(config, "sliding_window", 1, most_positions, 0,
+                                           &shape->window)
+                    : MHA_OK;
 }
 
 /* Counts and costs of attention assume heads of one size. */
@@ -69,14 +68,17 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
                               MHAI_MOST_WIDTH, &shape->heads));
     shape->max_positions = MHAI_MOST_POSITIONS;
     if (keys->positions)
-        MHA_TRY(mhai_config_optional(config, keys->positions, 1, most_positions, 0,
-                                     &shape->max_positions));
+        MHA_TRY(mhai_config_optional(
+            config, mhai_size_key(config, keys->positions, mhai_usual_keys.positions), 1,
+            most_positions, 0, &shape->max_positions));
     shape->kv_heads = shape->heads;
+    if (a->read_kv) MHA_TRY(a->read_kv(config, shape->heads, &shape->kv_heads));
     if (a->grouped) MHA_TRY(read_grouped(config, keys, shape));
     const char *head_dim = a->head_dim ? a->head_dim : "head_dim";
+    const bool usual = a->usual_head_dim > 0 && !json_object_get(config->root, "head_dim");
     bool head_dim_given = (a->head_dim || a->grouped) && !mhai_config_absent(config, head_dim);
-    MHA_TRY(check_heads(config, shape, head_dim_given));
-    shape->head_dim = shape->embed_dim / shape->heads;
+    MHA_TRY(check_heads(config, shape, head_dim_given || usual));
+    shape->head_dim = usual ? a->usual_head_dim : shape->embed_dim / shape->heads;
     if (head_dim_given)
         MHA_TRY(mhai_config_count(config, head_dim, 1, MHAI_MOST_WIDTH, &shape->head_dim));
     bool bias = a->shape & MHA_MODEL_SHAPE_QKV_BIAS;

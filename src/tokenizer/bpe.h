@@ -61,7 +61,7 @@ bool mhai_splitter_adds_bos(const char *name);
 
 /* ---- Internals ------------------------------------------------------------------------------- */
 
-enum { MHAI_BPE_STEPS = 16 };
+enum { MHAI_BPE_STEPS = 16, MHAI_SUFFIX_BYTES = 16 };
 
 /* A step, which normalises or splits. All normalising steps come first. */
 typedef struct mhai_step {
@@ -76,7 +76,10 @@ typedef struct mhai_step {
         MHAI_STEP_REPLACE, /* replace matches with text */
         MHAI_STEP_SPLIT    /* split at matches */
     } what;
-    struct mhai_pattern *pattern; /* NULL: match text literally */
+    struct mhai_pattern *pattern; /* NULL: match text literally, or by class */
+    /* Behind ByteLevel, bytes match by their letters: those of 0xB2, 0xB3, 0xB9 and 0xBC to 0xBE are
+     * numeric too */
+    enum { MHAI_NO_CLASS, MHAI_PUNCTUATION, MHAI_NUMERIC_BYTE, MHAI_THREE_DIGITS } class;
     char *literal, *text;
     size_t literal_size, text_size;
     enum {
@@ -116,6 +119,8 @@ struct mhai_bpe {
     bool expands;                   /* a step expands characters (mhai_bpe_add_step) */
     int32_t unk;                    /* -1: drop unknown characters */
     int32_t byte_ids[256];          /* tokens of single bytes; -1: none */
+    int32_t last_ids[256];          /* the same for the last byte of a word (suffix) */
+    const char *suffix;             /* "</w>" (CLIP); borrowed during loading; NULL: none */
     mhai_vector pairs;              /* of mhai_pair, sorted by left, then by right */
     int32_t *first;                 /* [first_count]: index of the first pair of each left token */
     size_t first_count;
@@ -136,7 +141,7 @@ void mhai_bpe_destroy(mhai_bpe *bpe);
 /* Append a step, with copies of its texts. Errors: MHA_ERR_UNSUPPORTED (too many
  * steps), MHA_ERR_NOMEM. */
 typedef struct mhai_step_desc {
-    mhai_step like; /* the fields what, prepend, split and invert */
+    mhai_step like; /* the fields what, class, prepend, split and invert */
     const char *pattern, *literal, *text;
     const void *map; /* a charsmap of map_size bytes */
     size_t map_size;

@@ -67,13 +67,41 @@ static mha_status encode_words(encoder *e, mhai_vector *words, size_t stay)
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
+static bool is_digit(unsigned char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* The bytes of a match of a class at byte `at`; 0: no match. *next: the next place to look. */
+static size_t match_class(const mhai_step *step, const char *text, size_t at, size_t end,
+                          size_t *next)
+{
+    const unsigned char *bytes = (const unsigned char *)text + at, c = bytes[0];
+    *next = at + 1;
+    if (step->class == MHAI_PUNCTUATION) {
+        *next = at;
+        return mhai_unicode_is_punct(mhai_utf8_next(text, next)) ? *next - at : 0;
+    }
+    if (step->class == MHAI_NUMERIC_BYTE)
+        return is_digit(c) || c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE);
+    return end - at >= 3 && is_digit(c) && is_digit(bytes[1]) && is_digit(bytes[2]) ? 3 : 0;
+}
+
 /* Find the first match at or after byte at, within bytes [begin, end). */
 static mha_status next_match(encoder *e, const mhai_step *step, const char *text, size_t begin,
                              size_t at, size_t end, size_t *from, size_t *to)
 {
     if (step->pattern)
         return mhai_matcher_next(&e->matcher, step->pattern, begin, at, end, from, to);
-    const char *first = memmem(text + at, end - at, step->literal, step->literal_size);
+    for (size_t size = 0, next = at; step->class && at < end; at = next) {
+        size = match_class(step, text, at, end, &next);
+        if (size == 0) continue;
+        *from = at;
+        *to = at + size;
+        return MHA_OK;
+    }
+    const char *first =
+        step->class ? NULL : memmem(text + at, end - at, step->literal, step->literal_size);
     *from = first ? (size_t)(first - text) : end;
     *to = first ? *from + step->literal_size : end;
     return MHA_OK;
@@ -435,10 +463,10 @@ static mha_status add_unknown(encoder *e, size_t from, size_t to, bool *pending)
 }
 
 /* Append the symbols of a character of a word. */
-static mha_status add_character(encoder *e, size_t from, size_t to, bool *pending)
+static mha_status add_character(encoder *e, size_t from, size_t to, bool last, bool *pending)
 {
     const char *text = e->words.text;
-    const int32_t *bytes = e->bpe->byte_ids;
+    const int32_t *bytes = last && e->bpe->byte_level ? e->bpe->last_ids : e->bpe->byte_ids;
     size_t matched = 0;
     int32_t id = -1;
     if (e->bpe->byte_level)
@@ -517,7 +545,7 @@ static mha_status encode_word(encoder *e, const part *word)
         while (!e->bpe->byte_level && to < word->to &&
                ((unsigned char)e->words.text[to] & 0xC0) == 0x80)
             to++;
-        MHA_TRY(add_character(e, from, to, &pending));
+        MHA_TRY(add_character(e, from, to, to == word->to, &pending));
     }
     MHA_TRY(merge(e));
     const symbol *symbols = e->symbols.items;

@@ -196,7 +196,7 @@ static const row normalizers[] = {{"NFC", read_form},
 
 /* ---- pre_tokenizer --------------------------------------------------------------------------- */
 
-/* Check that ByteLevel is last: later steps would see letters instead of bytes. */
+/* Check that no other step is behind ByteLevel: it would see letters instead of bytes. */
 static mha_status check_last(const reader *r)
 {
     return r->has_bytes ? refuse(r, "pre_tokenizer", "another step behind ByteLevel") : MHA_OK;
@@ -217,7 +217,8 @@ static mha_status read_byte_level(reader *r, const json_t *json)
     return regex ? mhai_bpe_add_split(r->bpe, r->path.text, mhai_gpt2_pattern) : MHA_OK;
 }
 
-static mha_status read_split(reader *r, const json_t *json)
+static mha_status get_behavior(const reader *r, const char *what, const json_t *json,
+                               enum mhai_split *split)
 {
     static const char *const behaviors[] = {
         [MHAI_ISOLATED] = "Isolated",
@@ -226,25 +227,47 @@ static mha_status read_split(reader *r, const json_t *json)
         [MHAI_WITH_NEXT] = "MergedWithNext",
         [MHAI_CONTIGUOUS] = "Contiguous",
     };
-    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT}};
     const char *behavior = mhai_show_json(json_object_get(json, "behavior"));
-    MHA_TRY(check_last(r));
-    MHA_TRY(get_flag(r, json, "invert", false, &desc.like.invert));
-    MHA_TRY(get_pattern(r, "pre_tokenizer Split", json, &desc));
     for (size_t i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
         if (strcmp(behavior, behaviors[i]) == 0) {
-            desc.like.split = (enum mhai_split)i;
-            return add_step(r, "pre_tokenizer Split", &desc);
+            *split = (enum mhai_split)i;
+            return MHA_OK;
         }
-    return refuse(r, "pre_tokenizer Split: behavior", behavior);
+    return refuse(r, what, behavior);
+}
+
+/* Behind ByteLevel, Falcon splits three digits. */
+static mha_status read_split(reader *r, const json_t *json)
+{
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT}};
+    MHA_TRY(get_flag(r, json, "invert", false, &desc.like.invert));
+    MHA_TRY(get_pattern(r, "pre_tokenizer Split", json, &desc));
+    MHA_TRY(get_behavior(r, "pre_tokenizer Split: behavior", json, &desc.like.split));
+    if (r->has_bytes && desc.pattern && strcmp(desc.pattern, "[0-9][0-9][0-9]") == 0) {
+        desc.like.class = MHAI_THREE_DIGITS;
+        desc.pattern = NULL;
+        return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
+    }
+    MHA_TRY(check_last(r));
+    return add_step(r, "pre_tokenizer Split", &desc);
+}
+
+static mha_status read_punctuation(reader *r, const json_t *json)
+{
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT, .class = MHAI_PUNCTUATION}};
+    MHA_TRY(check_last(r));
+    MHA_TRY(get_behavior(r, "pre_tokenizer Punctuation: behavior", json, &desc.like.split));
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
 }
 
 static mha_status read_digits(reader *r, const json_t *json)
 {
+    mhai_step_desc desc = {.like = {.what = MHAI_STEP_SPLIT, .class = MHAI_NUMERIC_BYTE}};
     bool individual = false;
-    MHA_TRY(check_last(r));
     MHA_TRY(get_flag(r, json, "individual_digits", false, &individual));
-    return mhai_bpe_add_digits(r->bpe, r->path.text, individual);
+    if (!r->has_bytes) return mhai_bpe_add_digits(r->bpe, r->path.text, individual);
+    desc.like.split = individual ? MHAI_ISOLATED : MHAI_CONTIGUOUS;
+    return mhai_bpe_add_step(r->bpe, r->path.text, &desc);
 }
 
 static mha_status read_metaspace(reader *r, const json_t *json)
@@ -280,6 +303,7 @@ static mha_status read_whitespace_split(reader *r, const json_t *json)
 static const row pre_tokenizers[] = {{"ByteLevel", read_byte_level},
                                      {"Split", read_split},
                                      {"Digits", read_digits},
+                                     {"Punctuation", read_punctuation},
                                      {"Metaspace", read_metaspace},
                                      {"WhitespaceSplit", read_whitespace_split},
                                      {NULL, NULL}};
@@ -422,16 +446,24 @@ static mha_status read_merge(const reader *r, const json_t *json, mhai_merge *me
     return MHA_OK;
 }
 
+static mha_status read_suffix(reader *r, const json_t *json)
+{
+    if (!json || json_is_null(json)) return MHA_OK;
+    const char *suffix = json_string_value(json);
+    if (!suffix || strlen(suffix) > MHAI_SUFFIX_BYTES || strlen(suffix) < json_string_length(json))
+        return refuse(r, "model", "such an end_of_word_suffix");
+    if (suffix[0]) r->bpe->suffix = suffix;
+    return MHA_OK;
+}
+
 static mha_status read_model(reader *r, const json_t *model)
 {
-    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     const json_t *merges = json_object_get(model, "merges"), *json;
     const double dropout = json_number_value(json_object_get(model, "dropout"));
-    for (int i = 0; i < 2; i++) {
-        json = json_object_get(model, affixes[i]);
-        if (json && !json_is_null(json) && json_string_length(json) != 0)
-            return refuse(r, "model", affixes[i]);
-    }
+    json = json_object_get(model, "continuing_subword_prefix");
+    if (json && !json_is_null(json) && json_string_length(json) != 0)
+        return refuse(r, "model", "continuing_subword_prefix");
+    MHA_TRY(read_suffix(r, json_object_get(model, "end_of_word_suffix")));
     if (dropout != 0.0) return refuse(r, "model", "dropout");
     MHA_TRY(get_flag(r, model, "fuse_unk", false, &r->bpe->fuse_unk));
     MHA_TRY(get_flag(r, model, "byte_fallback", false, &r->bpe->byte_fallback));
@@ -491,6 +523,8 @@ mha_status mhai_bpe_read(mhai_loader *l)
     MHA_TRY(read_model(&r, json_object_get(root, "model")));
     MHA_TRY(read_steps(&r, root));
     r.bpe->byte_level = r.has_bytes;
+    if (r.bpe->suffix && (!r.has_bytes || r.bpe->ignore_merges))
+        return refuse(&r, "model", "end_of_word_suffix with ignore_merges or without ByteLevel");
     if (!r.has_bytes && !r.bpe->marks_spaces)
         return refuse(&r, "pre_tokenizer",
                       "neither ByteLevel nor one that writes spaces as \u2581");

@@ -62,6 +62,7 @@ typedef struct scanner {
     int depth, folded;          /* number of open groups, now and when (?i: was opened; folded
                                  * is 0 if case-sensitive */
     bool folds;                 /* some part is case-insensitive */
+    bool nests;                 /* some class has others inside it, which PCRE2 lacks */
     mhai_vector counted;        /* the pattern, with callouts that count steps */
 } scanner;
 
@@ -118,24 +119,65 @@ static mha_status take_byte(scanner *s)
     return refuse(s, from, s->at, "in (?i:...), the character");
 }
 
-/* Scan [^...], without nested classes and set operations. */
+/* Scan the members of a class, without nested classes and set operations. */
+static mha_status take_members(scanner *s)
+{
+    while (s->at < s->size && s->text[s->at] != ']' && s->text[s->at] != '[') {
+        s->members++;
+        if (s->text[s->at] == '\\')
+            MHA_TRY(take_escape(s));
+        else if (looks(s, "&&"))
+            return refuse(s, s->at, s->at + 1, "inside a class,");
+        else
+            MHA_TRY(take_byte(s));
+    }
+    return MHA_OK;
+}
+
+/* Scan [...] inside a class, whose members are also those of the outer one. */
+static mha_status take_nested(scanner *s)
+{
+    const size_t from = s->at++;
+    const bool plain = s->text[from - 1] != '-' && !looks(s, "^") && !looks(s, ":") &&
+                       !looks(s, "-") && !looks(s, "]");
+    s->nests = true;
+    MHA_TRY(take_members(s));
+    if (!plain || !looks(s, "]") || s->text[s->at - 1] == '-' ||
+        (s->at + 1 < s->size && s->text[s->at + 1] == '-'))
+        return refuse(s, from, from + 1, "inside a class,");
+    s->at++;
+    return MHA_OK;
+}
+
+/* Scan [^...], without set operations. */
 static mha_status take_class(scanner *s)
 {
     const size_t from = s->at++;
     if (looks(s, "^")) s->at++;
     if (looks(s, "]")) return refuse(s, from, s->at + 1, "the class");
     s->members = 0;
-    while (s->at < s->size && s->text[s->at] != ']') {
-        s->members++;
-        if (s->text[s->at] == '\\')
-            MHA_TRY(take_escape(s));
-        else if (s->text[s->at] == '[' || looks(s, "&&"))
-            return refuse(s, s->at, s->at + 1, "inside a class,");
-        else
-            MHA_TRY(take_byte(s));
+    MHA_TRY(take_members(s));
+    while (looks(s, "[")) {
+        MHA_TRY(take_nested(s));
+        MHA_TRY(take_members(s));
     }
+    if (s->at == s->size && s->nests) return refuse(s, from, s->at, "the open class");
     if (s->at < s->size) s->at++;
     return MHA_OK; /* PCRE2 will report the missing part */
+}
+
+/* Append an item to the pattern for PCRE2, without the brackets of nested classes. */
+static mha_status add_item(scanner *s, size_t from)
+{
+    const bool class = s->text[from] == '[';
+    for (size_t i = from; class && i + 1 < s->at; i++) {
+        const bool escaped = s->text[i] == '\\';
+        const bool bracket = i > from && (s->text[i] == '[' || s->text[i] == ']');
+        if (!bracket) MHA_TRY(mhai_vector_append(&s->counted, s->text + i, escaped ? 2 : 1));
+        if (escaped) i++;
+    }
+    return class ? mhai_vector_append(&s->counted, s->text + s->at - 1, 1)
+                 : mhai_vector_append(&s->counted, s->text + from, s->at - from);
 }
 
 static mha_status take_group(scanner *s)
@@ -244,11 +286,13 @@ static mha_status take_item(scanner *s)
     case '$': return refuse(s, s->at, s->at + 1, "the anchor");
     default: MHA_TRY(take_literal(s));
     }
+    MHA_TRY(add_item(s, from));
+    const size_t end = s->at;
     const bool repeated = looks_repeated(s);
     if (repeated) MHA_TRY(take_repetition(s));
     if (one) s->weight += s->members * (s->least > 0 ? s->least : 1);
     if (one && repeated && s->members > s->costliest) s->costliest = s->members;
-    MHA_TRY(mhai_vector_append(&s->counted, s->text + from, s->at - from));
+    MHA_TRY(mhai_vector_append(&s->counted, s->text + end, s->at - end));
     return one && repeated ? add_callout(s) : MHA_OK;
 }
 
@@ -284,7 +328,8 @@ static mha_status compile(mhai_pattern *p, const char *text, size_t size, uint32
     return p->code ? MHA_OK : explain(error, offset, p);
 }
 
-/* Compile the original pattern first, so that errors have the right offset.
+/* Compile the original pattern first, unless PCRE2 reads its classes otherwise, so that errors have the
+ * right offset.
  *
  * If matches begin with a certain letter in either case, PCRE2 searches the rest of the text for
  * both cases, again for every match. This optimisation is disabled. */
@@ -294,7 +339,8 @@ static mha_status make(mhai_pattern *p, scanner *s, bool own)
     p->general = pcre2_general_context_create(allocate, release, &p->allocator);
     if (!p->general) return MHA_NO_MEMORY("tokenizer: regular expression");
     if (!own) MHA_TRY(check(s));
-    MHA_TRY(compile(p, s->text, s->size, 0));
+    MHA_TRY(compile(p, s->nests ? s->counted.items : s->text, s->nests ? s->counted.count : s->size,
+                    0));
     pcre2_pattern_info(p->code, PCRE2_INFO_MATCHEMPTY, &empty);
     if (empty)
         return mha_fail(MHA_ERR_UNSUPPORTED,

@@ -247,7 +247,12 @@ static const bool has_scalar = false;
 #endif
 
 #ifdef KT_EMULATED
+#include "tiles_trapped.h"
+
 extern const mhai_int8_kernels mhai_int8_kernels_emulated;
+#if defined(__x86_64__)
+extern const mhai_int8_kernels mhai_int8_kernels_amx;
+#endif
 #endif
 
 /* A processor with AVX-512 but without VNNI uses AVX2's int8 kernels. They are not tested twice. */
@@ -305,6 +310,13 @@ const void *kt_first(kernel_test *t, bool int8)
 #ifdef KT_EMULATED
     if (int8 && !t->timed)
         add_table(t, "emulated tiles", &mhai_int8_kernels_emulated, MHAI_MAX_ROWS, true);
+#if defined(__x86_64__)
+    if (int8 && !t->timed && tiles_trapped()) {
+        must(mhai_int8_kernels_for(MHA_ISA_AMX) == &mhai_int8_kernels_amx,
+             "tiles do not give the bits of vectors");
+        add_table(t, "trapped tiles", &mhai_int8_kernels_amx, MHAI_MAX_ROWS, true);
+    }
+#endif
 #endif
     for (int i = 0; i < t->input_count; i++) guarded_protect(&t->inputs[i].memory, true);
     return enter_or_leave(t);

@@ -367,7 +367,10 @@ FAMILIES = {
 
 
 def their_family(kind, options, seed):
-    sizes = GPT2 if kind == "gpt2" else SIZES
+    own = {"bloom": dict(SIZES, n_layer=SIZES["num_hidden_layers"], n_head=SIZES["num_attention_heads"]),
+           "mpt": dict(vocab_size=SIZES["vocab_size"], d_model=SIZES["hidden_size"], n_layers=SIZES["num_hidden_layers"],
+                       n_heads=SIZES["num_attention_heads"], max_seq_len=SIZES["max_position_embeddings"])}
+    sizes = GPT2 if kind in ("gpt2", "gpt_bigcode") else own.get(kind, SIZES)
     config = transformers.AutoConfig.for_model(kind, **{**sizes, "pad_token_id": 0, **options})
     return randomise(transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation="eager"), seed)

@@ -110,6 +110,30 @@ def same(name, weight, config):
     return weight
 
 
+def falcon(name, weight, config):
+    if "query_key_value" not in name:
+        return weight
+    groups, D = config.num_kv_heads if config.new_decoder_architecture else 1, head_dim(config)
+    rows = weight.reshape(groups, -1, D, *weight.shape[1:])
+    return np.concatenate([part.reshape(-1, *weight.shape[1:]) for part in (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])])
+
+
+def nemotron(name, weight, config):
+    return weight + 1 if name.endswith("norm.weight") else weight
+
+
+def ernie(name, weight, config):
+    return weight[0] if name.endswith("correction_bias") else weight
+
+
+FALCON = {"input_layernorm": "attn_norm", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm",
+          "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+          "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "post_attention_layernorm": "ffn_norm"}
+MPT = {"norm_1": "attn_norm", "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output", "norm_2": "ffn_norm",
+       "ffn.up_proj": "ffn_up", "ffn.down_proj": "ffn_down"}
+CODE = {**LAYER, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+PHI = {**LAYER, "self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+SHARED = {**LAYER, **EXPERTS, **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}}
 KINDS = {  # family in transformers: (architecture, names of a layer, prefix of layers, rule)
     "llama": ("llama", LAYER, "model.layers.", llama),
     "mistral": ("llama", LAYER, "model.layers.", llama),
@@ -141,11 +165,30 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "gpt_oss": ("gpt-oss", OSS, "model.layers.", same),
     "cohere": ("command-r", LAYER, "model.layers.", same),
     "cohere2": ("cohere2", LAYER, "model.layers.", same),
+    "falcon": ("falcon", FALCON, "transformer.h.", falcon),
+    "bloom": ("bloom", FALCON, "transformer.h.", neox),
+    "mpt": ("mpt", MPT, "transformer.blocks.", same),
+    "gpt_bigcode": ("starcoder", GPT2, "transformer.h.", same),
+    "starcoder2": ("starcoder2", CODE, "model.layers.", same),
+    "phi": ("phi2", PHI, "model.layers.", same),
+    "olmo": ("olmo", LAYER, "model.layers.", llama),
+    "exaone4": ("exaone4", {**LATER, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "seed_oss": ("seed_oss", OSS, "model.layers.", same),
+    "arcee": ("arcee", LAYER, "model.layers.", llama),
+    "nemotron": ("nemotron", LAYER, "model.layers.", nemotron),
+    "ernie4_5": ("ernie4_5", LAYER, "model.layers.", same),
+    "ernie4_5_moe": ("ernie4_5-moe", SHARED, "model.layers.", ernie),
+    "qwen2_moe": ("qwen2moe", SHARED, "model.layers.", same),
+    "glm4_moe": ("glm4moe", {**SHARED, "post_attention_layernorm": "post_attention_norm"}, "model.layers.", same),
+    "dots1": ("dots1", SHARED, "model.layers.", same),
+    "minimax_m2": ("minimax-m2", SHARED, "model.layers.", same),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
 OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
           "transformer.ln_f": "output_norm", "gpt_neox.embed_in": "token_embd",
           "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output",
+          "transformer.word_embeddings": "token_embd", "transformer.word_embeddings_layernorm": "token_embd_norm",
+          "transformer.norm_f": "output_norm", "model.final_layernorm": "output_norm",
           "model.embedding_norm": "token_embd_norm", "backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm",
           "model.embeddings": "token_embd", "model.norm_f": "output_norm", **COMMON}
 
@@ -155,7 +198,7 @@ def gguf_name(name, layers, prefix):
     if not stem.startswith(prefix):
         return f"{OTHERS[stem]}.{kind}"
     number, part = stem[len(prefix):].split(".", 1)
-    if part == "feed_forward":
+    if part == "feed_forward" or kind == "e_score_correction_bias":
         return f"blk.{number}.exp_probs_b.bias"
     if part.endswith(".experts"):
         return (f"blk.{number}.ffn_{kind.removesuffix('_bias').removesuffix('_proj')}_exps."
@@ -202,17 +245,17 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=
     architecture, layers, prefix, rule = KINDS[config.model_type]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=each)
     get = lambda *names: next((getattr(config, n) for n in names if getattr(config, n, None)), None)
-    keys = {"block_count": get("num_hidden_layers"), "context_length": get("max_position_embeddings"),
+    keys = {"block_count": get("num_hidden_layers"), "context_length": get("max_position_embeddings", "max_seq_len") or 64,
             "embedding_length": get("hidden_size"), "attention.head_count": get("num_attention_heads"),
-            "feed_forward_length": get("intermediate_size", "n_inner") or 4 * config.hidden_size,
+            "feed_forward_length": get("ffn_hidden_size", "intermediate_size", "n_inner") or 4 * config.hidden_size,
             "attention.layer_norm_rms_epsilon": get("rms_norm_eps"),
-            "attention.layer_norm_epsilon": get("layer_norm_eps", "layer_norm_epsilon"),
+            "attention.layer_norm_epsilon": get("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
             "attn_logit_softcapping": get("attn_logit_softcapping"),
             "final_logit_softcapping": get("final_logit_softcapping"), "logit_scale": get("logit_scale")}
-    if config.model_type not in ("gpt2", "gpt_neox", "mamba2"):
-        keys["attention.head_count_kv"] = config.num_key_value_heads
+    if config.model_type not in ("gpt2", "gpt_neox", "mamba2", "bloom", "mpt"):
+        keys["attention.head_count_kv"] = get("num_key_value_heads", "num_kv_heads")
         keys["attention.key_length"] = head_dim(config)
-    if config.model_type in ("gemma2", "gemma3_text", "olmo3", "cohere2", "gpt_oss"):
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3", "cohere2", "gpt_oss", "exaone4"):
         keys["attention.sliding_window"] = config.sliding_window
     if config.model_type == "olmo3":
         keys["attention.sliding_window_pattern"] = [kind == SLIDING for kind in config.layer_types]
@@ -230,8 +273,16 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=
                  "expert_used_count": config.num_experts_per_tok,
                  "expert_feed_forward_length": get("moe_intermediate_size"),
                  "expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
-                 "leading_dense_block_count": get("num_dense_layers"),
-                 "expert_gating_func": {"lfm2_moe": 2, "gpt_oss": None}.get(config.model_type, 1)}
+                 "leading_dense_block_count": get("num_dense_layers", "first_k_dense_replace", "moe_layer_start_index"),
+                 "expert_gating_func": dict.fromkeys(("lfm2_moe", "glm4_moe", "dots1", "minimax_m2"), 2).get(
+                     config.model_type, None if config.model_type == "gpt_oss" else 1)}
+    if config.model_type in ("glm4_moe", "dots1", "ernie4_5_moe"):
+        keys |= {"expert_shared_count": get("n_shared_experts", "moe_num_shared_experts"),
+                 "expert_weights_scale": get("routed_scaling_factor"), "expert_weights_norm": True}
+    if config.model_type == "glm4_moe":  # and a layer that predicts a further token
+        keys |= {"block_count": config.num_hidden_layers + 1, "nextn_predict_layers": 1}
+    if config.model_type == "mpt":
+        keys["attention.max_alibi_bias"] = 8.0
     if "_next" in config.model_type or "qwen3_5" in config.model_type:
         keys |= {"ssm.conv_kernel": config.linear_conv_kernel_dim, "ssm.state_size": config.linear_key_head_dim,
                  "ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": config.linear_num_value_heads,
@@ -269,7 +320,7 @@ def write(path, model, factors=None, in_order=False, encode=None, each=0, extra=
                  "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon}
     rope = getattr(config, "rope_parameters", None) or {}
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
-    if config.model_type in ("gpt_neox", "stablelm", "glm4"):
+    if config.model_type in ("gpt_neox", "stablelm", "glm4", "phi", "nemotron", "glm4_moe"):
         keys["rope.dimension_count"] = int(head_dim(config) * config.rope_parameters["partial_rotary_factor"])
     if rope.get("rope_type") == "yarn":
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"],
@@ -335,6 +386,8 @@ class Model(ck.Transformer):
         LIBRARY.mha_model_destroy(self.model)
 
 
+ROUTED = dict(n_routed_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, n_shared_experts=1,
+              first_k_dense_replace=1)
 SCALED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.25, logits_scaling=4.0)
 OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwen2": {},
            "qwen3": dict(head_dim=6, tie_word_embeddings=True), "gemma": dict(head_dim=6),
@@ -376,7 +429,16 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
                            logits_scaling=4.0),
            "olmo3": dict(num_hidden_layers=5, sliding_window=5, layer_types=["sliding_attention"] * 2 +
                          ["full_attention"] * 2 + ["sliding_attention"]),
-           "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
+           "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False),
+           "falcon": dict(num_kv_heads=2, new_decoder_architecture=True, bias=True), "bloom": {}, "mpt": {},
+           "gpt_bigcode": {}, "starcoder2": {}, "phi": {}, "olmo": {}, "nemotron": {}, "ernie4_5": dict(head_dim=8),
+           "exaone4": dict(num_hidden_layers=5, sliding_window=5), "seed_oss": dict(head_dim=6), "arcee": dict(head_dim=6),
+           "ernie4_5_moe": dict(moe_num_experts=5, moe_k=2, moe_intermediate_size=20, moe_num_shared_experts=1),
+           "qwen2_moe": dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+                             shared_expert_intermediate_size=12),
+           "glm4_moe": dict(ROUTED, use_qk_norm=True, routed_scaling_factor=2.5),
+           "dots1": dict(ROUTED, norm_topk_prob=True, sliding_window=None),
+           "minimax_m2": dict(num_local_experts=5, num_experts_per_tok=2, head_dim=8)}
 
 
 def digest_of(path):

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 import checkpoint_ctypes as ck
+import multihead
 import multihead_ctypes as mha
 from multihead import _tensor
 from multihead._abi import (Batch, Image, ModelInfo, ModelOptions, ModelOutputs, Picture, Tensor, Tokens)
@@ -369,6 +370,70 @@ def test_refused_processors(tmp_path, folders, change, words):
     folder = changed(folders["vit"], tmp_path, "preprocessor_config.json", change)
     with pytest.raises(mha.MultiheadError, match=words):
         Model(folder)
+
+
+# ---- the Python package --------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", ["vit", "registers, larger", "dinov3", "clip", "siglip"])
+def test_package(tmp_path, kind):
+    """A path and its pixels, against transformers in float64; positions, measures and scores of heads."""
+    model, size, first = make(kind, 61)
+    save(model, tmp_path, size)
+    path = tmp_path / "image.png"
+    drawn().save(path)
+    ours = multihead.Model(tmp_path)
+    patches_ = ours.patches(path)
+    rows = size // model.config.patch_size
+    assert ours.sees and patches_.grid.rows == patches_.grid.cols == rows and len(patches_) == first + rows * rows
+    names = ["[CLS]"] * (first > 0) + [f"[REG{n}]" for n in range(first - 1)]
+    assert patches_.texts == names + [f"{n // rows},{n % rows}" for n in range(rows * rows)]
+    assert patches_.special.tolist() == [True] * first + [False] * rows * rows
+    assert patches_.grid.cls == (0 if first else None) and list(patches_.grid.register_positions) == list(range(1, first))
+    assert patches_.texts[patches_.grid.position(1, 2)] == "1,2"
+    size = model.config.patch_size
+    pixels = patches_.features[first:].reshape(rows, rows, 3, size, size).transpose(2, 0, 3, 1, 4).reshape(1, 3, rows * size, -1)
+    (exact, exact_maps), (single, single_maps) = theirs(model, pixels, True), theirs(model, pixels, False)
+    found = ours.attention(multihead.read_image(path))
+    assert all(rounds_like(*three) for three in zip(found.probabilities, [m[0] for m in single_maps], [m[0] for m in exact_maps],
+                                                    strict=True))
+    states = ours.hidden_states(path)
+    assert all(rounds_like(*three) for three in zip(states, [x[0] for x in single[:-1]], [x[0] for x in exact[:-1]], strict=True))
+    measures, chance = found.grid_measures()
+    weights = found.stack()[..., first:, :]
+    assert np.allclose(measures["registers"], weights[..., 1:first].sum(-1).mean(-1) if first else 0, atol=1e-6)
+    assert np.allclose(measures["cls"], weights[..., 0].mean(-1) if first else 0, atol=1e-6)
+    assert np.allclose(chance["cls"], 1 / len(patches_) if first else 0)
+    scores = ours.heads(path)
+    assert np.allclose(scores["same_row"], measures["same_row"], rtol=0, atol=1e-9) and scores.texts == 1
+    view = multihead.image_view(ours, path, query=(0, 1), layers=[1], html_action="return")
+    view.save(tmp_path / "page.html")
+    view.save(tmp_path / "maps.png")
+    assert "2 maps" in repr(view) or "4 maps" in repr(view)
+    assert '"L1H0"' in (tmp_path / "page.html").read_text() and "srcdoc" in view.data and "<svg" in view.svg()
+
+
+def test_refused_by_the_package(folders, tmp_path):
+    drawn().save(tmp_path / "image.png")
+    model, pixels = multihead.Model(folders["vit"]), np.asarray(drawn())
+    for call, words in [
+            (lambda: model.attention(pixels.astype(np.float32)), r"image: float32 \[74, 44, 3\], expected a path, or pixels"),
+            (lambda: model.attention(pixels[..., 0]), r"image: uint8 \[74, 44\]"), (lambda: model.heads([]), "there is no image"),
+            (lambda: model.attention([1, 2]), r"image: int64 \[2\]"),
+            (lambda: model.attention(multihead.Tokens(np.zeros(1, np.int32), ["a"], np.zeros(1, bool), np.zeros(1, np.int32), [None])),
+             "the model reads images"),
+            (lambda: multihead.image_view(model, pixels, query="REG0"), "query: 'REG0' is none of"),
+            (lambda: multihead.image_view(model, pixels, query=(9, 0)), "patch 9,0 is not in 0,0 to 3,3"),
+            (lambda: multihead.image_view(model, pixels, layers=[3]), r"layers: \[3\] are not all in 0 .. 2")]:
+        with pytest.raises((ValueError, IndexError), match=words):
+            call()
+    with pytest.raises(multihead.FileError, match="missing.png"):
+        model.attention(tmp_path / "missing.png")
+
+
+def test_clip_from_python(tmp_path):
+    config = transformers.CLIPConfig(text_config=text_config(), vision_config=dict(SMALL, image_size=16, patch_size=4))
+    transformers.CLIPModel(config).save_pretrained(tmp_path)
+    assert multihead.Model(tmp_path, images=True).heads(np.asarray(drawn())).tokens == 17
 
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_a_report_says_so_too(folder, model, tmp_path):
 
 
 def test_measures_are_the_library_s():
-    assert len(multihead.MEASURES) == 31 and multihead.MEASURES["entropy"].kind == "nats"
+    assert len(multihead.MEASURES) == 39 and multihead.MEASURES["entropy"].kind == "nats"
 
 
 def written_by_program(folder, model, prompt, *options):

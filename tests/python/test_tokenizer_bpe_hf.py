@@ -42,6 +42,8 @@ GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
          r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
          r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
+CLIP = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+
 
 # --------------------------------------------------------------------------------------------------
 # Tokenizers
@@ -146,11 +148,49 @@ def pythia():
     return tok
 
 
+def bloom():
+    splitter = pre_tokenizers.Sequence([isolate(r" ?[^(\s|[.,!?…。，、।۔،])]+"), byte_level(regex=False)])
+    tok = rebuild(train(None, splitter, ["<unk>", "<s>", "</s>"]), None, splitter)
+    tok.post_processor = processors.ByteLevel(trim_offsets=False)
+    tok.add_special_tokens(["<s>", "</s>"])
+    return tok
+
+
+def falcon():
+    """Digits behind ByteLevel also splits at bytes whose letters are numeric, such as 0xBC, the letter ¼."""
+    splitter = pre_tokenizers.Sequence([
+        pre_tokenizers.Punctuation("contiguous"), byte_level(), pre_tokenizers.Digits(individual_digits=False),
+        isolate("[0-9][0-9][0-9]")])
+    tok = rebuild(train(None, splitter, ["<|endoftext|>"]), None, splitter)
+    tok.post_processor = processors.ByteLevel(trim_offsets=True)
+    tok.add_special_tokens(["<|endoftext|>"])
+    return tok
+
+
 def gpt4o():
     splitter = pre_tokenizers.Sequence([isolate(GPT4O), byte_level(regex=False)])
     tok = rebuild(train(None, splitter, []), None, splitter)
     tok.add_tokens([AddedToken("word", single_word=True), AddedToken("right", rstrip=True),
                     AddedToken("both", lstrip=True, rstrip=True, normalized=False)])
+    return tok
+
+
+def clip():
+    normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()])
+    splitter = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CLIP), "removed", invert=True), byte_level()])
+    tok = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    tok.normalizer, tok.pre_tokenizer = normalizer, splitter
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tok.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=1200, initial_alphabet=alphabet, show_progress=False,
+                                                        end_of_word_suffix="</w>"))
+    model = json.loads(tok.to_str())["model"]
+    for name in [letter + "</w>" for letter in alphabet] + ["<|startoftext|>", "<|endoftext|>"]:
+        model["vocab"].setdefault(name, len(model["vocab"]))
+    names = ["<|startoftext|>", "<|endoftext|>"]
+    tok = rebuild(model, normalizer, splitter, end_of_word_suffix="</w>", unk_token=names[1])
+    first, last = ((name, tok.token_to_id(name)) for name in names)
+    tok.post_processor = processors.RobertaProcessing(last, first, trim_offsets=False, add_prefix_space=False)
+    tok.add_special_tokens(names)
     return tok
 
 
@@ -193,7 +233,7 @@ def pieces_without_bytes():
     return rebuild(model, None, splitter, unk_token="<unk>")
 
 
-BYTES = [gpt2, roberta, roberta_with_prefix, llama3, qwen2, smollm2, pythia, gpt4o]
+BYTES = [gpt2, roberta, roberta_with_prefix, llama3, qwen2, smollm2, pythia, gpt4o, bloom, falcon, clip]
 PIECES = [llama2, mistral, gemma, pieces_without_bytes]
 
 
@@ -392,14 +432,20 @@ REFUSED = {
     "BertNormalizer": lambda d: d.update(normalizer={"type": "BertNormalizer"}),
     "Whitespace": lambda d: d.update(pre_tokenizer={"type": "Whitespace"}),
     "behind ByteLevel": lambda d: d.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
-        d["pre_tokenizer"], {"type": "Digits", "individual_digits": True}]}),
+        d["pre_tokenizer"], {"type": "Punctuation", "behavior": "Isolated"}]}),
+    "inside a class,": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "[a[^b]]"},
+                                                         "behavior": "Isolated", "invert": False}),
+    "the open class": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "[[a]"},
+                                                        "behavior": "Isolated", "invert": False}),
     r"\w": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": r"\w+"},
                                              "behavior": "Isolated", "invert": False}),
     r"\p{Han}": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": r"\p{Han}"},
                                                   "behavior": "Isolated", "invert": False}),
     "(?i:": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(?i:x|ss)"},
                                               "behavior": "Isolated", "invert": False}),
-    "end_of_word_suffix": lambda d: d["model"].update(end_of_word_suffix="</w>"),
+    "end_of_word_suffix": lambda d: d["model"].update(end_of_word_suffix="</w>", ignore_merges=True),
+    "such an end_of_word_suffix": lambda d: d["model"].update(end_of_word_suffix="/" * 17),
+    "continuing_subword_prefix": lambda d: d["model"].update(continuing_subword_prefix="##"),
     "dropout": lambda d: d["model"].update(dropout=0.1),
     "WordLevel": lambda d: d["model"].update(type="WordLevel"),
     "BertProcessing": lambda d: d.update(post_processor={"type": "BertProcessing"}),

@@ -88,7 +88,8 @@ def check_tag_and_contents(wheel, newest, arch):
     files = zipfile.ZipFile(wheel).namelist()
     for part in ("multihead/__init__.py", "multihead/py.typed", "multihead/bin/multihead",
                  "multihead/lib/libmultihead.so.0", "multihead/lib/libmultihead-model.so.0",
-                 "multihead/lib/libmultihead-render.so.0", "multihead/fonts/DejaVuSans.ttf"):
+                 "multihead/lib/libmultihead-render.so.0", "multihead/lib/libmultihead-show.so.0",
+                 "multihead/fonts/DejaVuSans.ttf"):
         assert part in files
     licences = [pathlib.PurePath(file).name for file in files if "/licenses/" in file]
     own = ["zlib"] if int(name[2]) == 28 else []  # a library of this machine; auditwheel permits it

@@ -211,9 +211,10 @@ static void test_config_fields(void)
         {"model_type", NULL, MHA_ERR_MODEL, "'model_type' is missing"},
         {"model_type", "\"model_type\": 5", MHA_ERR_MODEL, "'model_type' is not a string"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
-         "model_type 'parrot' is not known; docs/model-folders.md lists the known ones"},
+         "model_type 'parrot' is not known; docs/model-folders.md lists all"},
         {"model_type", "\"model_type\": \"qwen-3\"", MHA_ERR_UNSUPPORTED,
-         "model_type 'qwen-3' is not known; nearest: qwen3; docs/model-folders.md lists"},
+         "model_type 'qwen-3' is not known; did you mean 'qwen3'?; docs/model-folders.md lists "
+         "all"},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": null", MHA_ERR_MODEL, "'hidden_size' is missing"},
         {"hidden_size", "\"hidden_size\": \"36\"", MHA_ERR_MODEL, "not a whole number"},

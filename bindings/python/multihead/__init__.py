@@ -11,6 +11,8 @@ from ._backward import AttentionGradients, attention_backward
 from ._call import AttentionOptions
 from ._decoder import Decoder
 from ._heads import MEASURES, HeadScores, Measure, Role
+from ._image_views import ImageView, image_view
+from ._images import Grid, Patches, read_image
 from ._library import (CallbackError, Context, DTypeError, Error, FileError, InvalidArgument,
                        OutOfMemory, Unsupported, get_threads, isa_available, set_threads, version)
 from ._linear import (LinearAttentionGradients, LinearAttentionState, linear_attention,
@@ -24,8 +26,9 @@ __version__ = version()
 
 __all__ = [
     "MEASURES", "AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
-    "CallbackError", "Context", "DTypeError", "Decoder", "Error", "Experts", "FileError", "HeadScores",
-    "InvalidArgument", "LinearAttentionGradients", "LinearAttentionState", "Measure", "Model",
-    "ModelAttention", "OutOfMemory", "Role", "Segment", "Tokens", "Transcript", "Unsupported", "View", "Word", "attention",
-    "attention_backward", "explain", "get_threads", "head_view", "heatmap", "isa_available",
-    "linear_attention", "linear_attention_backward", "log_mel", "model_view", "neuron_view", "read_audio", "set_threads"]
+    "CallbackError", "Context", "DTypeError", "Decoder", "Error", "Experts", "FileError", "Grid", "HeadScores",
+    "ImageView", "InvalidArgument", "LinearAttentionGradients", "LinearAttentionState", "Measure", "Model",
+    "ModelAttention", "OutOfMemory", "Patches", "Role", "Segment", "Tokens", "Transcript", "Unsupported", "View", "Word",
+    "attention", "attention_backward", "explain", "get_threads", "head_view", "heatmap", "image_view", "isa_available",
+    "linear_attention", "linear_attention_backward", "log_mel", "model_view", "neuron_view", "read_audio", "read_image",
+    "set_threads"]

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _abi, _tensor
 from ._library import Context, check, library, model_library, name_of
+from ._images import raw_patches
 from ._tokens import read_raw
 
 if TYPE_CHECKING:
@@ -227,3 +228,27 @@ def measure_towers(model: Model, sources: Sequence[str], targets: Sequence[str] 
             models.mha_study_destroy(study)
             for tokens in (*read, *made):
                 models.mha_tokens_free(C.byref(tokens))
+
+
+def measure_images(model: Model, images: Sequence[Any], context: Context,
+                   gates: np.ndarray[Any, Any] | None = None) -> HeadScores:
+    """`measure_heads` over images, which are read twice: once to count their tokens."""
+    if not images:
+        raise ValueError("texts: there is no image")
+    models, study = model_library(), C.c_void_p()
+    desc = _abi.StudyDesc(gates=None if gates is None else _tensor.pointer(gates))
+    number = C.c_int64()
+    with context as handle:
+        try:
+            check(models.mha_study_create(handle, model._handle, C.byref(desc), C.byref(study)))
+            for image in images:
+                with raw_patches(model._handle, image) as tokens:
+                    check(models.mha_study_count(study, C.byref(tokens), None))
+            check(models.mha_study_begin(study))
+            for image in images:
+                check(models.mha_study_next(study, C.byref(number)))
+                with raw_patches(model._handle, image) as tokens:
+                    check(models.mha_study_text(study, C.byref(tokens), None))
+            return _scores(model, models.mha_study_results(study))
+        finally:
+            models.mha_study_destroy(study)

@@ -170,6 +170,11 @@ def model_library() -> _abi.Library:
     return _companion("multihead-model")
 
 
+def show_library() -> _abi.Library:
+    """libmultihead-show, loaded lazily."""
+    return _companion("multihead-show")
+
+
 def render_library() -> _abi.Library:
     """libmultihead-render, loaded lazily."""
     return _companion("multihead-render")

@@ -15,7 +15,8 @@ from . import _abi, _tensor
 from ._audio import audio_input_of, encode_audio
 from ._call import integer, real, truth, unknown_option
 from ._decoder import Decoder, DecoderOptions, Generation, describe
-from ._heads import HeadScores, measure_heads, measure_towers
+from ._images import MEASURES_OF_GRIDS, Doubles, Patches, measure_grid, read_patches
+from ._heads import HeadScores, measure_heads, measure_images, measure_towers
 from ._library import (Context, Unsupported, check, default_context, file_name, library,
                        model_library, value_of)
 from ._tokens import Tokens, Writer, label, read, utf8
@@ -106,6 +107,17 @@ class ModelAttention:
                 scores[layer, head] = value.value
         return scores, columns
 
+    def grid_measures(self) -> tuple[dict[str, Doubles], dict[str, Doubles]]:
+        """Of an image: the measures of each head's map, [layers,H] by name, and their chance levels. The names are
+        distance, local, same_row, same_col, cls and registers (docs/heads.md)."""
+        if not isinstance(self.tokens, Patches):
+            raise ValueError("the maps are those of a text, not of an image")
+        grid, maps = self.tokens.grid, self.stack()
+        pairs = [[measure_grid(grid, map_) for map_ in layer] for layer in maps]
+        found = [{name: np.array([[pair[i][name] for pair in layer] for layer in pairs]) for name in MEASURES_OF_GRIDS}
+                 for i in range(2)]
+        return found[0], found[1]
+
     def stack(self) -> Floats:
         """All maps as one array [layers,H,T,T]."""
         maps = self._maps()
@@ -137,6 +149,7 @@ class Model:
 
         path     a Hugging Face folder (config.json, model.safetensors, tokenizer.json or vocab.txt), a GGUF file, or a
                  folder saved by 'multihead train -o'; docs/model-folders.md lists the families
+        images   of a model of texts and images (CLIP), open the part that reads images
         compute  arithmetic of linear layers: "f32"; "int8" (for weights stored in blocks) or "bf16" are faster and less
                  accurate; "tiles": bf16 as AMX computes it
 
@@ -147,11 +160,12 @@ class Model:
     implemented; the message names it), `OutOfMemory`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, compute: str = "f32") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, compute: str = "f32", images: bool = False) -> None:
         self._library = model_library()
         self._handle = C.c_void_p()
         self.path = pathlib.Path(path)
-        options = _abi.ModelOptions(compute=value_of(_abi.COMPUTE, compute, "compute"))
+        options = _abi.ModelOptions(compute=value_of(_abi.COMPUTE, compute, "compute"),
+                                    flags=_abi.MODEL_FLAGS["images"] if truth(images, "images") else 0)
         with default_context() as handle:
             check(self._library.mha_model_load(handle, file_name(self.path), C.byref(options),
                                                C.byref(self._handle)))
@@ -262,6 +276,11 @@ class Model:
         return self._audio_input is not None or (encoder is not None and encoder.reads_audio)
 
     @property
+    def sees(self) -> bool:
+        """Whether the model reads images. An image, in place of a text, is a path or uint8 pixels [height,width,3]."""
+        return bool(self._info.patch_size)
+
+    @property
     def start_tokens(self) -> list[int]:
         """The tokens with which the decoder of an encoder-decoder begins (`mha_model_start_tokens`)."""
         ids = C.c_void_p()
@@ -299,6 +318,11 @@ class Model:
         """
         return read(self._handle, text, pair, *self._limit(max_tokens, truncate))
 
+    def patches(self, image: Any) -> Patches:
+        """The tokens of an image: a PNG or JPEG file, or uint8 pixels [height,width,3]. They are those of transformers'
+        image processor."""
+        return read_patches(self._handle, image)
+
     def _limit(self, max_tokens: int | None, truncate: bool) -> list[Any]:
         most = 0 if max_tokens is None else integer(max_tokens, "max_tokens")
         if max_tokens is not None and most < 1:
@@ -318,14 +342,18 @@ class Model:
 
     def _tokens(self, text: str | Sequence[int] | Tokens | np.ndarray[Any, Any], pair: str | None,
                 max_tokens: int | None, truncate: bool) -> Tokens:
-        if isinstance(text, str):
+        if isinstance(text, str) and not self.sees:
             return self.tokenize(text, pair, max_tokens=max_tokens, truncate=truncate)
         _check_ids(text, "text")
         for name, used in (("pair", pair is not None), ("max_tokens", max_tokens is not None), ("truncate", truncate)):
             if used:
                 raise TypeError(f"{name}: only together with a text")
         if isinstance(text, Tokens):
+            if self.sees != isinstance(text, Patches):
+                raise ValueError(f"{self.name}: the model reads {'images' if self.sees else 'texts'}")
             return text
+        if self.sees:
+            return self.patches(text)
         given = np.asarray(text)
         if given.ndim == 2 and len(given) == 1:
             given = given[0]  # a batch of one, as the tokenizers of transformers return
@@ -345,9 +373,11 @@ class Model:
                               _abi.STATUS["err_unsupported"])
         ids = np.ascontiguousarray(tokens.ids, np.int32)
         types = np.ascontiguousarray(tokens.segments, np.int32)
+        features = np.ascontiguousarray(tokens.features, np.float32) if isinstance(tokens, Patches) else None
         batch = _abi.Batch(batch=1, length=len(ids), ids=ids.ctypes.data,
-                           type_ids=types.ctypes.data if self._info.type_vocab_size > 1 else None)
-        return batch, [ids, types]
+                           type_ids=types.ctypes.data if self._info.type_vocab_size > 1 else None,
+                           features=None if features is None else features.ctypes.data)
+        return batch, [ids, types, features]
 
     def _forward(self, tokens: Tokens, outputs: _abi.ModelOutputs, context: Context | None) -> None:
         batch, keep = self._batch(tokens)
@@ -405,7 +435,7 @@ class Model:
                   context: Context | None = None) -> ModelAttention:
         """The attention of every head in a text.
 
-            text     a text, its `Tokens`, or token ids
+            text     a text, its `Tokens`, or token ids; an image if the model `sees`
             pair     a second text, for models trained on pairs (BERT)
             source   the encoder's text, for an encoder-decoder, whose decoder reads `text`; audio if the model `reads_audio`
             layers   indices from 0; default: all
@@ -541,12 +571,13 @@ class Model:
         rows: Floats = logits[0]
         return rows
 
-    def heads(self, texts: str | Iterable[str] | None, *, source: str | Iterable[str] | None = None,
+    def heads(self, texts: Any, *, source: str | Iterable[str] | None = None,
               attention: str = "cross", random: int = 10, max_tokens: int | None = None, truncate: bool = False,
               without: Iterable[str | tuple[int, int]] = (), context: Context | None = None) -> HeadScores:
         """Score every head over texts. The numbers are those of `multihead heads`.
 
-            texts   one text or several; may be empty if random is not 0. None: those that an encoder-decoder writes
+            texts   one text or several; may be empty if random is not 0. None: those that an encoder-decoder writes.
+                    Paths of images or their pixels, if the model `sees`; random does not apply
             source  of an encoder-decoder: the encoder's text for each of them
             attention  of an encoder-decoder: "cross", or "self" for the decoder's self-attention
             random  number of sequences of repeated random tokens, which detect induction heads (Olsson et al. 2022) and
@@ -555,6 +586,9 @@ class Model:
 
         Each score has a chance level and the number of rows that it averages.
         """
+        if self.sees:
+            images = [texts] if isinstance(texts, (str, os.PathLike)) or getattr(texts, "ndim", 0) == 3 else list(texts or ())
+            return measure_images(self, images, context or default_context(), self._gates(without))
         several = [texts] if isinstance(texts, str) else None if texts is None else list(texts)
         limit, *flags = self._limit(max_tokens, truncate)
         gates = self._gates(without)

@@ -200,6 +200,12 @@ class _Page:
         return found.value
 
 
+def _font_into(figure: Any) -> None:
+    """Use the packaged font, if there is one."""
+    if (path := font()) is not None:
+        figure.font_file = os.fsencode(path)
+
+
 class View:
     """A picture. A notebook displays it; `save()` writes it to a file.
 
@@ -238,8 +244,7 @@ class View:
 
     def _write_png(self, sink: Any, writer: str = "mha_render_png") -> int:
         figure = self._pages[0].figure
-        if (path := font()) is not None:
-            figure.font_file = os.fsencode(path)
+        _font_into(figure)
         return int(getattr(render_library(), writer)(C.byref(figure), sink))
 
     def _write_pdf(self, sink: Any) -> int:

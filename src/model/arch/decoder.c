@@ -15,6 +15,7 @@ const mhai_weight_name mhai_llama_names[] = {MHAI_LLAMA_NAMES, MHAI_NAME(NULL, N
 static mha_status read_grouping(const mhai_config *config, const mhai_family *family,
                                 mha_transformer_desc *d)
 {
+    if (family->read_kv) return family->read_kv(config, d->num_heads, &d->kv_heads);
     if (!family->grouped) return MHA_OK;
     MHA_TRY(
         mhai_config_optional(config, "num_key_value_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));

@@ -15,37 +15,42 @@ static const mhai_weight_name names[] = {MHAI_NAME("embed_tokens", "word_embeddi
 static const mhai_shape_keys keys = {"n_embed", "num_hidden_layers",   "num_attention_heads",
                                      NULL,      "num_key_value_heads", "is_decoder"};
 
-/* The new architecture has groups of heads, and one or two norms in each layer; the old one has one
- * group or none. */
-static mha_status read_groups(const mhai_config *config, bool grouped, bool parallel,
-                              mha_transformer_desc *d)
+/* The new architecture has groups of heads; the old one has one group, or none. */
+static mha_status read_kv(const mhai_config *config, int64_t heads, int64_t *kv_heads)
 {
-    const int64_t heads = d->num_heads;
-    int64_t norms;
-    bool one;
+    bool grouped, one;
+    MHA_TRY(mhai_config_bool(config, "new_decoder_architecture", false, &grouped));
     MHA_TRY(mhai_config_bool(config, "multi_query", true, &one));
-    MHA_TRY(mhai_config_optional(config, "num_kv_heads", 1, heads, heads, &d->kv_heads));
+    MHA_TRY(mhai_config_optional(config, "num_kv_heads", 1, heads, heads, kv_heads));
+    if (!grouped && one) *kv_heads = 1;
+    if (grouped ? heads % *kv_heads == 0 : one || *kv_heads == heads) return MHA_OK;
+    return mhai_config_fail(MHA_ERR_MODEL, config, "num_kv_heads",
+                            "is %lld, which does not fit %lld heads", (long long)*kv_heads,
+                            (long long)heads);
+}
+
+/* The new architecture has one or two norms in each layer, whose blocks are parallel. */
+static mha_status read_norms(const mhai_config *config, mhai_family_plan *plan)
+{
+    bool grouped, parallel;
+    int64_t norms;
+    MHA_TRY(mhai_config_bool(config, "new_decoder_architecture", false, &grouped));
+    MHA_TRY(mhai_config_bool(config, "parallel_attn", true, &parallel));
     MHA_TRY(mhai_config_optional(config, "num_ln_in_parallel_attn", 1, 2, grouped ? 2 : 1, &norms));
-    if (!grouped && one) d->kv_heads = 1;
-    if (grouped ? heads % d->kv_heads != 0 : !one && d->kv_heads != heads)
-        return mhai_config_fail(MHA_ERR_MODEL, config, "num_kv_heads",
-                                "is %lld, which does not fit %lld heads", (long long)d->kv_heads,
-                                (long long)heads);
     if (grouped ? !parallel : norms != 1)
         return mhai_config_fail(MHA_ERR_UNSUPPORTED, config,
                                 grouped ? "parallel_attn" : "num_ln_in_parallel_attn",
                                 "does not fit 'new_decoder_architecture'");
-    if (norms == 1 && parallel) d->flags |= MHA_TRANSFORMER_ONE_NORM;
+    if (parallel) plan->desc.flags |= MHA_TRANSFORMER_PARALLEL;
+    if (parallel && norms == 1) plan->desc.flags |= MHA_TRANSFORMER_ONE_NORM;
     return MHA_OK;
 }
 
 static mha_status read_falcon(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
-    bool grouped, alibi;
-    MHA_TRY(mhai_config_bool(config, "new_decoder_architecture", false, &grouped));
-    MHA_TRY(mhai_read_flag(config, "parallel_attn", true, MHA_TRANSFORMER_PARALLEL, plan));
-    MHA_TRY(read_groups(config, grouped, mhai_desc_has(d, MHA_TRANSFORMER_PARALLEL), d));
+    bool alibi;
+    MHA_TRY(read_norms(config, plan));
     MHA_TRY(mhai_config_optional(config, "max_position_embeddings", 1, MHAI_MOST_POSITIONS, 2048,
                                  &d->max_length));
     MHA_TRY(mhai_config_bool(config, "alibi", false, &alibi));
@@ -58,6 +63,7 @@ static mha_status read_falcon(const mhai_config *config, mhai_family_plan *plan)
 const mhai_family mhai_family_falcon = {.model_type = "falcon",
                                         .llama = true,
                                         .keys = &keys,
+                                        .read_kv = read_kv,
                                         .shape = MHA_MODEL_SHAPE_CAUSAL,
                                         .bias_key = "bias",
                                         .ff_bias_key = "bias",

@@ -10,7 +10,7 @@
 #define FAMILY(name) &mhai_family_##name,
 static const mhai_family *const families[] = {MHAI_FAMILY_LIST(FAMILY)};
 
-enum { FAMILIES = sizeof families / sizeof families[0], MHAI_KNOWN = 24 * FAMILIES };
+enum { FAMILIES = sizeof families / sizeof families[0] };
 
 const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_layers",
                                          "num_attention_heads", "max_position_embeddings",
@@ -54,10 +54,10 @@ mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_f
     }
     if (*family) return MHA_OK;
     const char *near = mha_nearest_name(type, types, FAMILIES);
-    return mhai_path_fail(
-        MHA_ERR_UNSUPPORTED, config->path,
-        "model_type '%s' is not known%s%s; docs/model-folders.md lists the known ones",
-        mhai_show_name(type).text, near ? "; nearest: " : "", near ? near : "");
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                          "model_type '%s' is not known%s%s%s; docs/model-folders.md lists all",
+                          mhai_show_name(type).text, near ? "; did you mean '" : "",
+                          near ? near : "", near ? "'?" : "");
 }
 
 /* Whether a field of CLIP is absent or has its default in transformers. */

@@ -130,10 +130,13 @@ typedef struct mhai_family {
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
-    const char *head_dim;   /* the name of head_dim, which is required; NULL: that name */
-    const char *kinds;      /* another name of layer_types, whose length is the number of layers */
-    const char *pattern;    /* likewise, a text with a letter for each layer; NULL: none */
-    uint32_t shape;         /* MHA_MODEL_SHAPE_... */
+    const char *head_dim; /* the name of head_dim, which is required; NULL: that name */
+    const char *kinds;    /* another name of layer_types, whose length is the number of layers */
+    const char *pattern;  /* likewise, a text with a letter for each layer; NULL: none */
+    uint32_t shape;       /* MHA_MODEL_SHAPE_... */
+    /* Reads the number of key/value heads of a family that is not grouped; NULL: each head has its
+     * own. */
+    mha_status (*read_kv)(const mhai_config *config, int64_t heads, int64_t *kv_heads);
     const char *bias_key;   /* the field that sets the biases; NULL: shape sets them */
     bool biases_qkv;        /* whether only q, k and v have biases */
     int64_t usual_head_dim; /* the default of head_dim; 0: the width divided by the heads */

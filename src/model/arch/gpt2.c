@@ -28,21 +28,22 @@ static mha_status read_gpt2(const mhai_config *config, mhai_family_plan *plan)
     return scaled ? MHA_OK : mhai_leave_unscaled(plan);
 }
 
-static mha_status read_gpt_bigcode(const mhai_config *config, mhai_family_plan *plan)
+static mha_status read_kv(const mhai_config *config, int64_t heads, int64_t *kv_heads)
 {
     bool one;
     MHA_TRY(mhai_config_bool(config, "multi_query", true, &one));
-    if (one) plan->desc.kv_heads = 1;
-    return read_gpt2(config, plan);
+    *kv_heads = one ? 1 : heads;
+    return MHA_OK;
 }
 
-#define GPT(type, names_, act_, reader)                                                       \
-    {                                                                                         \
-        .model_type = (type),                                                                 \
-        MHAI_GPT_FILES(&mhai_gpt_keys, names_,                                                \
-                       MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS, 0),               \
-        .inner = "n_inner", .act = (act_), .refused = refused, .tied = true, .read = (reader) \
+#define GPT(type, names_, act_, kv_)                                                           \
+    {                                                                                          \
+        .model_type = (type),                                                                  \
+        MHAI_GPT_FILES(&mhai_gpt_keys, names_,                                                 \
+                       MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS, 0),                \
+        .inner = "n_inner", .act = (act_), .refused = refused, .tied = true, .read_kv = (kv_), \
+        .read = read_gpt2                                                                      \
     }
-const mhai_family mhai_family_gpt2 = GPT("gpt2", names, "gelu_new", read_gpt2);
+const mhai_family mhai_family_gpt2 = GPT("gpt2", names, "gelu_new", NULL);
 const mhai_family mhai_family_gpt_bigcode =
-    GPT("gpt_bigcode", code_names, "gelu_pytorch_tanh", read_gpt_bigcode);
+    GPT("gpt_bigcode", code_names, "gelu_pytorch_tanh", read_kv);
