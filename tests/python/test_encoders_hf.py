@@ -114,10 +114,11 @@ def test_old_names_of_nomic_bert(tmp_path):
     assert np.array_equal(ck.Transformer(tmp_path)(ids_of(49)), wanted)
     for change, error in ((dict(rotary_emb_fraction=.5), "'rotary_emb_fraction' is not 1"),
                           (dict(rotary_emb_fraction=None), "'rotary_emb_fraction' is not 1"),
-                          (dict(scale_attn_weights=False), "'scale_attn_weights' is false"), (dict(prenorm=True), "'prenorm'"),
+                          (dict(scale_attn_weights=False), "'scale_attn_weights' is false"),
+                          *((dict([(key, True)]), f"'{key}'") for key, value in OLD_NOMIC.items() if value is False),
                           (dict(activation_function="gelu"), "activation_function 'gelu' is not"),
                           (dict(rotary_scaling_factor=2), "'rotary_scaling_factor'"), (dict(n_inner=None), "'n_inner' is missing"),
-                          (dict(n_layer=2), "layers.2."), (dict(causal=True), "'causal'")):
+                          (dict(n_layer=2), "layers.2."), (dict(rotary_emb_scale_base=4.0), "'rotary_emb_scale_base'")):
         path.write_text(json.dumps({**OLD_NOMIC, **change}))
         with pytest.raises(mha.MultiheadError, match=error):
             ck.Transformer(tmp_path)

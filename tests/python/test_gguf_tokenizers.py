@@ -2,13 +2,14 @@
 sentencepiece and tokenizers over random texts, and rejected metadata. The models are tiny and random."""
 import io
 import random
+import subprocess
 
 import numpy as np
 import pytest
 
 import multihead
 import multihead_ctypes as mha
-from shared import SEED, amount
+from shared import PROGRAM, SEED, amount
 from test_gguf_encoders import ARCH, ENCODERS, encoder_keys, gguf, write_file
 from test_encoders_hf import their_model
 from test_tokenizer_unigram_hf import CORPUS
@@ -114,3 +115,11 @@ def test_hostile_wordpiece_models_are_refused(tmp_path, change, error):
     _, keys = wordpiece(False)
     with pytest.raises(mha.MultiheadError, match=error):
         model_of(tmp_path, {**keys, **change}, len(keys["tokens"]))
+
+
+def test_texts_of_unknown_tokens_are_reported(tmp_path):
+    _, keys = wordpiece(False)
+    model_of(tmp_path, keys, len(keys["tokens"]))
+    for text, warning in ("\u16a0 \u16a2 a", "2 of 3 tokens of the text are unknown to the tokenizer, which lowercases"), ("a b", ""):
+        done = subprocess.run([PROGRAM, "view", tmp_path / "model.gguf", text], capture_output=True, text=True)
+        assert done.returncode == 0 and warning in done.stderr and ("unknown" in done.stderr) == bool(warning)
