@@ -30,8 +30,10 @@ static mha_status describe(uint32_t flags, text_model *model)
     mha_model *encoder = mha_model_encoder(model->model);
     if (reads_audio(model))
         return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: its encoder reads audio; use 'generate --audio', 'view --audio' or "
-                        "the Python package",
+                        encoder ? "%s: its encoder reads audio; use 'generate --audio', "
+                                  "'view --audio' or the Python package"
+                                : "%s: the encoder reads audio; use 'view --audio' or the Python "
+                                  "package",
                         model->folder);
     MHA_TRY(mha_model_describe(model->model, &info));
     if (info.patch_size > 0 && !(flags & MHA_MODEL_IMAGES))

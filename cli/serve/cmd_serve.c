@@ -38,7 +38,8 @@ const args_page serve_page = {
                 "multihead serve MODEL --port 8000",
     .notes = "The address of the page is printed on stdout. It contains a random token, which\n"
              "every request needs. The page loads nothing from elsewhere. Ctrl-C or the button\n"
-             "on the page ends the program. docs/serve.md is the manual.",
+             "on the page ends the program. TEXT is the source of an encoder-decoder.\n"
+             "docs/serve.md is the manual.",
     .takes = "MODEL [TEXT]",
     .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),
@@ -47,9 +48,11 @@ const args_page serve_page = {
 #ifdef CLI_HAS_SERVE
 
 /* The page's address, with an initial text after the '#', which browsers do not send to servers. */
-static void print_address(const serve_site *site, const char *text)
+/* field: of the state, in which the text is. */
+static void print_address(const serve_site *site, const char *field, const char *text)
 {
-    cli_print("http://%s:%d/%s/%s", site->address, site->port, site->token, text ? "#text=" : "");
+    cli_print("http://%s:%d/%s/", site->address, site->port, site->token);
+    if (text) cli_print("#%s=", field);
     for (const char *c = text; c && *c; c++) {
         const bool plain = (*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'z') ||
                            (*c >= 'A' && *c <= 'Z') || (*c && strchr("-._~", *c));
@@ -65,10 +68,6 @@ static cli_exit open_model(const serve_options *options, text_model *model)
     const cli_exit code = text_model_open(options->model, options->threads, false, model);
     if (progress) cli_print_to(stderr, "\r\033[K");
     CLI_TRY(code);
-    if (model->encoder)
-        return cli_fail(CLI_UNSUPPORTED,
-                        "%s: an encoder-decoder needs two texts; serve %s/encoder, or use 'view'",
-                        options->model, options->model);
     if (options->max_tokens <= model->max_length) return CLI_OK;
     return cli_fail(CLI_USAGE, "--max-tokens %" PRId64 ": the model takes at most %" PRId64,
                     options->max_tokens, model->max_length);
@@ -104,7 +103,7 @@ static cli_exit run(const serve_options *options)
                  "texts and use this machine; nothing is encrypted",
                  options->address);
     signals_hold();
-    print_address(&site, options->text);
+    print_address(&site, model.encoder ? "source" : "text", options->text);
     cli_exit code = cli_finish_stdout(CLI_OK);
     cli_note(options->quiet, "open the address in a browser; Ctrl-C ends");
     if (code == CLI_OK) code = serve_until_end(&site);

@@ -145,7 +145,8 @@ MHA_API MHA_NODISCARD mha_status mha_layer_norm_maps(mha_context *context,
 
 /* ---- logit attribution ----------------------------------------------------------------------- */
 
-/* The quantity to explain, at one token of the batch: logit[token] - logit[against]. */
+/* The quantity to explain, at one token of the batch: logit[token] - logit[against], before the
+ * softcap of logits. */
 typedef struct mha_attribution_target {
     uint32_t struct_size;
     uint32_t reserved;       /* 0 */
@@ -162,7 +163,7 @@ typedef struct mha_attribution {
     uint32_t reserved; /* 0 */
     double total;      /* out: the difference of the logits, in double, from the final stream */
     double embedding;  /* out: of the embeddings of token and position */
-    double norms;      /* out: of the biases of all norms */
+    double norms;      /* out: of the biases of all norms and of the output */
     double remainder;  /* out: total minus all terms: the rounding of the forward call */
     double *heads;     /* [L,H] of self-attention; H is the transformer's, missing heads have 0 */
     double *biases;    /* [L] of b_O */

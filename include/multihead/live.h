@@ -60,11 +60,12 @@ typedef struct mha_live_options {
 typedef struct mha_live mha_live;
 
 /**
- * Create a live session of a model. For an encoder-decoder, pass its mha_model_encoder().
+ * Create a live session of a model. Requests to an encoder-decoder have a source, and a target as their
+ * text.
  *
  * Memory   the caller owns *live, which borrows context, model, name, advise_words and user.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (max_tokens beyond the model's positions); MHA_ERR_UNSUPPORTED
- *          (an encoder-decoder); those of mha_safetensors_open() except MHA_ERR_FILE; MHA_ERR_NOMEM.
+ *          (an encoder of audio); those of mha_safetensors_open() except MHA_ERR_FILE; MHA_ERR_NOMEM.
  * Threads  one call at a time per context, also for all calls on *live.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_live_create(mha_context *context, mha_model *model,

@@ -41,7 +41,10 @@ typedef struct mha_trial_head {
 enum {
     /* Patch the last token from the last token of the other text. Default: patch every position
      * that both texts have, from the same position */
-    MHA_TRIAL_AT_LAST = 1 << 0
+    MHA_TRIAL_AT_LAST = 1 << 0,
+    /* Of an encoder-decoder: `off`, and the rows that mha_trials_run() passes, are of the decoder's
+     * cross-attention, not of its self-attention */
+    MHA_TRIAL_CROSS = 1 << 1
 };
 
 /* A text and an intervention. The baseline if all fields except the tokens are zero. */
@@ -64,6 +67,10 @@ typedef struct mha_trial {
      * MHA_TRIAL_TOP */
     double temperature;
     int64_t top_k;
+    /* [source_count] required for an encoder-decoder, which takes no patches and no noise: the
+     * tokens of its encoder; else NULL */
+    const int32_t *source;
+    int64_t source_count;
 } mha_trial;
 
 typedef struct mha_trials_options {
@@ -78,16 +85,18 @@ typedef struct mha_trials_options {
     /* Compare predictions with those of these trials of another transformer with the same vocabulary, which
      * must outlive the new ones. NULL: compare with the same transformer without intervention */
     struct mha_trials *baseline;
+    const mha_transformer *encoder; /* of an encoder-decoder; must outlive the trials. NULL: none */
 } mha_trials_options;
 
 typedef struct mha_trials mha_trials;
 
 /**
- * Create the store that runs and keeps trials of a transformer without cross-attention (an encoder or a
- * decoder).
+ * Create the store that runs and keeps trials of a transformer: an encoder, a decoder, or the decoder of
+ * an encoder-decoder.
  *
  * Memory   borrows context, transformer and user until mha_trials_destroy(); the caller owns *trials.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_NOMEM.   Threads  one call per context.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (cross-attention without an encoder, or the reverse),
+ *          MHA_ERR_NOMEM.   Threads  one call per context.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trials_create(mha_context *context,
@@ -100,7 +109,7 @@ MHA_API MHA_NODISCARD mha_status mha_trials_create(mha_context *context,
 MHA_API void mha_trials_destroy(mha_trials *trials);
 
 /* Receives the attention probabilities of a layer's heads, as mha_rows_fn (attention.h) does: p [H,R,T] of
- * the queries row .. row+R-1. */
+ * the queries row .. row+R-1; of cross-attention [H,R,S]. */
 typedef mha_status (*mha_trial_rows_fn)(void *user, int64_t layer, int64_t row,
                                         const mha_tensor *p);
 

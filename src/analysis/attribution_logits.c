@@ -23,7 +23,8 @@ typedef struct logit_job {
     double *u; /* [E] */
     double *p; /* [max(H D, F)] W^T u for a part */
     mha_attribution out;
-    double sum; /* sum of the terms computed so far */
+    double bias; /* of the logits */
+    double sum;  /* sum of the terms computed so far */
 } logit_job;
 
 static const float *row_of(const logit_job *job, const mha_tensor *x)
@@ -158,7 +159,8 @@ static mha_status walk(logit_job *job)
     if (ends.embedded.ndim == 0)
         return mha_fail(MHA_ERR_ARGUMENT, "activations: the forward call began with input.stream, "
                                           "not with the embeddings of its tokens");
-    job->out.total = dot(job->u, row_of(job, &ends.normed), job->E);
+    job->out.total = dot(job->u, row_of(job, &ends.normed), job->E) + job->bias;
+    job->out.norms += add_term(job, job->bias);
     if (mhai_transformer_pre_norm(job->t))
         MHA_TRY(through_norm(job, -1, "norm", row_of(job, &ends.last)));
     for (int64_t i = d->num_layers - 1; i >= 0; i--) {
@@ -207,6 +209,17 @@ static void read_row(const logit_job *job, int64_t token, float *row)
     mhai_transformer_read_rows(job->t, job->t->output.weight, job->E, token, 1, 0, job->E, row);
 }
 
+static mha_status read_bias(logit_job *job, const mha_attribution_target *target, double scale)
+{
+    mha_tensor bias;
+    MHA_TRY(mhai_attribution_weight(job->context, job->t, -1, "lm_head.bias", true, &bias));
+    if (bias.ndim == 0) return MHA_OK;
+    const float *x = bias.data;
+    job->bias = scale * (double)x[target->token];
+    if (target->against >= 0) job->bias -= scale * (double)x[target->against];
+    return MHA_OK;
+}
+
 static mha_status aim(logit_job *job, const mha_attribution_target *target)
 {
     const double scale = (double)job->t->desc.logit_scale;
@@ -218,6 +231,7 @@ static mha_status aim(logit_job *job, const mha_attribution_target *target)
     MHA_TRY(mha_scratch_alloc(job->context, job->E, sizeof *row, &row));
     read_row(job, target->token, row);
     for (int64_t e = 0; e < job->E; e++) job->u[e] = scale * (double)row[e];
+    MHA_TRY(read_bias(job, target, scale));
     if (target->against < 0) return MHA_OK;
     read_row(job, target->against, row);
     for (int64_t e = 0; e < job->E; e++) job->u[e] -= scale * (double)row[e];

@@ -437,6 +437,17 @@ static mha_status check_types(loading *l)
     return MHA_OK;
 }
 
+/* The field that is false although the file has a bias; NULL: another weight. */
+static const char *field_of(const loading *l, const char *name)
+{
+    const char *tail = strrchr(name, '.');
+    const bool attends = strstr(name, "att"), feeds = strstr(name, "mlp") || strstr(name, "feed");
+    if (l->stored->weights.gguf || !tail || strcmp(tail, ".bias") != 0 || strstr(name, "norm"))
+        return NULL;
+    if (attends && !(l->plan.desc.flags & MHA_TRANSFORMER_QKV_BIAS)) return l->family->bias_key;
+    return feeds && !(l->plan.desc.flags & MHA_TRANSFORMER_FF_BIAS) ? l->family->ff_bias_key : NULL;
+}
+
 static mha_status check_all_used(const loading *l)
 {
     for (int64_t i = 0; i < l->stored->weights.count; i++) {
@@ -446,10 +457,15 @@ static mha_status check_all_used(const loading *l)
                                   "'is_encoder_decoder' is false, but the weights have a decoder, "
                                   "'%s'; remove the field, or open FOLDER/encoder",
                                   mhai_show_name(name).text);
-        if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
-            return mhai_path_fail(MHA_ERR_MODEL, l->stored->weights.path,
-                                  "has weight '%s', which %s does not imply; %s",
-                                  mhai_show_name(name).text, l->stored->weights.asks, remedy(l));
+        if (l->used[i] || mhai_family_ignores(l->family, &l->plan, name)) continue;
+        const char *field = field_of(l, name);
+        if (field)
+            return mhai_path_fail(MHA_ERR_MODEL, l->config,
+                                  "'%s' is not true, but the weights have '%s'; set it to true",
+                                  field, mhai_show_name(name).text);
+        return mhai_path_fail(MHA_ERR_MODEL, l->stored->weights.path,
+                              "has weight '%s', which %s does not imply; %s",
+                              mhai_show_name(name).text, l->stored->weights.asks, remedy(l));
     }
     return MHA_OK;
 }

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "show/live.h"
 
+#include <multihead/audio.h>
 #include <multihead/component.h>
 
 #include <inttypes.h>
@@ -10,29 +11,50 @@
 #include <string.h>
 #include <time.h>
 
-enum { DEFAULT_TOKENS = 4096 };
+/* Maps of an encoder-decoder are not pooled, so its texts are shorter. */
+enum { DEFAULT_TOKENS = 4096, TOWER_TOKENS = 256, MOST_TOWER_TOKENS = 1024 };
 
 /* ---- the request ----------------------------------------------------------------------------- */
 
-static mha_status read_text(const mha_live *live, const char *text, size_t bytes, uint32_t flags,
-                            mha_tokens *tokens)
+static mha_status read_text(const mha_live *live, const mha_model *model, const char *text,
+                            size_t bytes, uint32_t flags, mha_tokens *tokens)
 {
     const mha_tokens_options options = {.struct_size = sizeof options,
                                         .flags = flags,
                                         .max_tokens = live->options.max_tokens,
                                         .advise_words = live->options.advise_words};
-    MHA_TRY(mha_tokens_read(live->model, &options, text, bytes, NULL, 0, tokens));
+    MHA_TRY(mha_tokens_read(model, &options, text, bytes, NULL, 0, tokens));
+    if (live->encoder && model == live->model && tokens->count > 0)
+        return MHA_OK; /* a target may consist of its start token */
     for (int64_t i = 0; i < tokens->count; i++)
         if (tokens->sequence[i] == 0) return MHA_OK;
     return mha_fail(MHA_ERR_FORMAT, "the text is empty; give at least one word");
 }
 
+/* The source of an encoder-decoder, which has no other architecture. */
+static mha_status read_source(mhai_live_asked *a)
+{
+    const mhai_live_request *r = &a->request;
+    const mha_live *live = a->live;
+    const mhai_live_vary none = {.causal = -1, .positions = -1};
+    if (!live->encoder && !r->source && !r->self) return MHA_OK;
+    if (!live->encoder) return mha_fail(MHA_ERR_FORMAT, "source: the model has no encoder");
+    if (!r->source) return mha_fail(MHA_ERR_FORMAT, "source: an encoder-decoder needs a text");
+    if (r->vary.causal != none.causal || r->vary.positions != none.positions || r->vary.unscaled ||
+        r->vary.window > 0 || r->vary.kv_heads > 0 || r->vary.rope_base > 0)
+        return mha_fail(MHA_ERR_MODEL, "the architecture of an encoder-decoder cannot be changed");
+    a->cross = !r->self;
+    return read_text(live, live->encoder, r->source, r->source_bytes, 0, &a->source);
+}
+
 static mha_status make_trial_as(mhai_live_asked *a, uint32_t flags)
 {
     const mhai_live_request *r = &a->request;
-    MHA_TRY(read_text(a->live, r->text, r->text_bytes, flags, &a->tokens));
+    MHA_TRY(read_source(a));
+    MHA_TRY(read_text(a->live, a->live->model, r->text, r->text_bytes, flags, &a->tokens));
     a->trial = (mha_trial){.struct_size = sizeof a->trial,
-                           .flags = r->at_last ? MHA_TRIAL_AT_LAST : 0,
+                           .flags = (r->at_last ? MHA_TRIAL_AT_LAST : 0) |
+                                    (a->cross ? MHA_TRIAL_CROSS : 0),
                            .tokens = a->tokens.ids,
                            .types = a->tokens.types,
                            .count = a->tokens.count,
@@ -43,10 +65,12 @@ static mha_status make_trial_as(mhai_live_asked *a, uint32_t flags)
                            .noise = r->noise,
                            .noisy = r->noisy,
                            .temperature = r->temperature,
-                           .top_k = r->top_k};
+                           .top_k = r->top_k,
+                           .source = a->source.ids,
+                           .source_count = a->source.count};
     MHA_TRY(mhai_live_choose(a));
     if (r->patched.count == 0) return MHA_OK;
-    MHA_TRY(read_text(a->live, r->other, r->other_bytes, 0, &a->other));
+    MHA_TRY(read_text(a->live, a->live->model, r->other, r->other_bytes, 0, &a->other));
     a->trial.other = a->other.ids;
     a->trial.other_types = a->other.types;
     a->trial.other_count = a->other.count;
@@ -153,14 +177,24 @@ static mha_status generate(mhai_live_asked *a)
     return mhai_live_generate(a);
 }
 
+/* The steps of one head, and its plane, are those of self-attention of a single text. */
+static mha_status check_single(const mhai_live_asked *a)
+{
+    return !a->live->encoder ? MHA_OK
+                             : mha_fail(MHA_ERR_UNSUPPORTED,
+                                        "an encoder-decoder has neither this trace nor this plane");
+}
+
 static mha_status trace(mhai_live_asked *a)
 {
+    MHA_TRY(check_single(a));
     MHA_TRY(make_trial(a));
     return mhai_live_trace(a);
 }
 
 static mha_status plane(mhai_live_asked *a)
 {
+    MHA_TRY(check_single(a));
     MHA_TRY(make_trial(a));
     return mhai_live_plane(a);
 }
@@ -188,12 +222,10 @@ static mha_status write_page(const mha_live *live, const mha_explorer *explorer,
     mha_format(shared, sizeof shared, "%" PRId64, kv);
     mha_format(most, sizeof most, "%" PRId64, live->options.max_tokens);
     mha_format(producer, sizeof producer, "multihead %s", mha_version());
-    const mha_fact facts[] = {{"kind", live->info.architecture},
-                              {"layers \u00d7 heads", size},
-                              {"width", width},
-                              {"numbers per head", each},
-                              {"key/value heads", shared},
-                              {"tokens, at most", most}};
+    const mha_fact facts[] = {
+        {"kind", live->info.architecture}, {"layers \u00d7 heads", size}, {"width", width},
+        {"numbers per head", each},        {"key/value heads", shared},   {"tokens, at most", most},
+        {"source tokens, at most", most}}; /* tells the page of towers */
     const mha_figure figure = {.struct_size = sizeof figure,
                                .panel_size = sizeof(mha_panel),
                                .title = live->options.name,
@@ -202,7 +234,8 @@ static mha_status write_page(const mha_live *live, const mha_explorer *explorer,
                                .value_name = "weight"};
     const mha_report report = {.struct_size = sizeof report,
                                .facts = facts,
-                               .fact_count = sizeof facts / sizeof *facts,
+                               .fact_count =
+                                   (int64_t)(sizeof facts / sizeof *facts) - !live->encoder,
                                .same_labels = true,
                                .producer = producer};
     return explorer ? mha_render_explorer(&figure, &report, explorer, sink)
@@ -268,7 +301,8 @@ mha_status mha_live_answer(mha_live *live, const mha_live_place *place, const ch
     mhai_live_asked a = {.live = live,
                          .sink = sink,
                          .tokens = {.struct_size = sizeof a.tokens},
-                         .other = {.struct_size = sizeof a.other}};
+                         .other = {.struct_size = sizeof a.other},
+                         .source = {.struct_size = sizeof a.source}};
     if (!live || !place || !sink || (place->asks && !request && bytes > 0))
         return mha_fail(MHA_ERR_NULL, "live: live, place, request and sink are required");
     int i = 0;
@@ -280,6 +314,7 @@ mha_status mha_live_answer(mha_live *live, const mha_live_place *place, const ch
     if (status == MHA_OK) status = places[i].answer(&a);
     mha_tokens_free(&a.tokens);
     mha_tokens_free(&a.other);
+    mha_tokens_free(&a.source);
     mha_maps_free(&a.maps);
     mha_room_release(&a.room, 0);
     return status;
@@ -290,25 +325,31 @@ mha_status mha_live_answer(mha_live *live, const mha_live_place *place, const ch
 static mha_status prepare(mha_live *live)
 {
     mha_live_options *o = &live->options;
-    const int64_t most = live->info.max_positions;
-    if (mha_model_encoder(live->model))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "live: an encoder-decoder needs two texts; pass its mha_model_encoder()");
+    mha_audio_input input = {.struct_size = sizeof input};
+    int64_t most = live->info.max_positions, usual = DEFAULT_TOKENS;
+    live->encoder = mha_model_encoder(live->model);
+    if (live->encoder && mha_model_audio_input(live->encoder, &input) == MHA_OK)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "live: the model's encoder reads audio");
+    if (live->encoder) {
+        if (most > MOST_TOWER_TOKENS) most = MOST_TOWER_TOKENS;
+        usual = TOWER_TOKENS;
+    }
     if (o->max_tokens < 0 || o->max_tokens > most)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "live: max_tokens %" PRId64 ", expected at most %" PRId64
-                        ", the model's positions",
-                        o->max_tokens, most);
-    if (o->max_tokens == 0) o->max_tokens = most < DEFAULT_TOKENS ? most : DEFAULT_TOKENS;
+                        ", the model's positions%s",
+                        o->max_tokens, most, live->encoder ? " or the limit of two towers" : "");
+    if (o->max_tokens == 0) o->max_tokens = most < usual ? most : usual;
     if (o->most_bytes == 0) o->most_bytes = 0x1p30; /* 11,000 tokens with 135 million parameters */
     const mha_trials_options how = {.struct_size = sizeof how,
                                     .most_bytes = o->most_bytes,
                                     .is_over = o->is_over,
-                                    .user = o->user};
+                                    .user = o->user,
+                                    .encoder = mha_model_transformer(live->encoder)};
     const mha_transformer *net = mha_model_transformer(live->model);
     live->desc.struct_size = sizeof live->desc;
     mha_transformer_describe(net, &live->desc);
-    MHA_TRY(mhai_live_training_read(live));
+    if (!live->encoder) MHA_TRY(mhai_live_training_read(live));
     return mha_trials_create(live->context, net, &how, &live->trials);
 }
 

@@ -34,6 +34,7 @@ struct mha_live {
     mha_live_options options;
     mha_model_info info;
     mha_transformer_desc desc;
+    mha_model *encoder; /* of an encoder-decoder; NULL: none */
     mha_trials *trials;
     mhai_live_vary vary; /* of the varied model; set by the last request that varies it */
     mha_transformer *varied;
@@ -48,7 +49,8 @@ typedef struct mhai_live_asked {
     mha_live *live;
     mha_room room;
     mhai_live_request request;
-    mha_tokens tokens, other;
+    mha_tokens tokens, other, source;
+    bool cross; /* maps are of cross-attention: columns are those of source */
     mha_trial trial;
     mha_trials *trials; /* trials of the loaded or the varied model */
     const mha_transformer *transformer;
@@ -61,6 +63,9 @@ typedef struct mhai_live_asked {
 MHA_NODISCARD mha_status mhai_live_next(mhai_live_asked *a, mha_json *json);
 MHA_NODISCARD mha_status mhai_live_label(mhai_live_asked *a, int32_t id, mha_json *json);
 double mhai_live_seconds(void);
+
+/* Whether a model predicts the next token, if it has a source. */
+bool mhai_live_predicts(const mha_transformer_desc *d);
 
 /* live_generate.c: generate the next token and the text that it appends; write the bytes of a cache
  * of `tokens` tokens as a member; free the decoder. */

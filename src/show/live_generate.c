@@ -6,6 +6,7 @@
 #include <multihead/component.h>
 #include <multihead/sampling.h>
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -245,8 +246,26 @@ static double chance(const float *logits, int64_t count, int32_t id)
     return 1 / sum;
 }
 
+bool mhai_live_predicts(const mha_transformer_desc *d)
+{
+    mha_transformer_desc single = *d;
+    single.flags &= ~(uint32_t)MHA_TRANSFORMER_CROSS;
+    return mha_transformer_predicts(&single);
+}
+
+/* Tokens that a target never contains; `first` follows the start tokens. */
+static void suppress(const mhai_live_asked *a, bool first, float *logits)
+{
+    const int32_t *never;
+    for (int begins = 0; begins <= first; begins++)
+        for (int64_t i = mha_model_suppressed_tokens(a->live->model, begins, &never); i-- > 0;)
+            logits[never[i]] = -FLT_MAX;
+}
+
 static mha_status choose(mhai_live_asked *a, generating *g)
 {
+    const int64_t starts = mha_model_start_tokens(a->live->model, NULL);
+    suppress(a, a->trial.count <= starts, g->logits);
     const mhai_live_request *r = &a->request;
     const int64_t tokens = mha_token_count(a->live->model), V = a->desc->vocab_size;
     const mha_sampling how = {.struct_size = sizeof how,
@@ -301,7 +320,7 @@ static mha_status generate_text(mhai_live_asked *a, generating *g)
 static mha_status generate(mhai_live_asked *a, generating *g)
 {
     const int64_t T = a->trial.count;
-    if (!mha_transformer_predicts(&a->live->desc))
+    if (!mhai_live_predicts(&a->live->desc))
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "this model has an encoder and does not predict the next token");
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, T + MOST_TOKENS, &g->ids));

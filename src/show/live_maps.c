@@ -40,17 +40,29 @@ mha_status mhai_live_add_rows(void *user, int64_t layer, int64_t row, const mha_
     return mha_maps_add_rows(x->context, x->maps, layer, row, p);
 }
 
+/* Tokens of the columns. */
+static int64_t count_keys(const mhai_live_asked *a)
+{
+    return a->cross ? a->source.count : a->trial.count;
+}
+
 /* Compute all maps of the text, with `cell` tokens per cell. */
 static mha_status make_maps(mhai_live_asked *a, int64_t cell)
 {
-    const mha_maps_desc desc = {.struct_size = sizeof desc, .tokens = &a->tokens, .cell = cell};
+    const mha_maps_desc desc = {.struct_size = sizeof desc,
+                                .flags = a->live->encoder && !a->cross ? MHA_MAPS_SELF : 0,
+                                .tokens = &a->tokens,
+                                .source = a->live->encoder ? &a->source : NULL,
+                                .cell = a->live->encoder ? 1 : cell};
     a->maps.struct_size = sizeof a->maps;
     MHA_TRY(mha_maps_make(a->live->model, &desc, &a->maps));
     a->maps.flags &= ~(uint32_t)MHA_MAPS_CAUSAL;
-    if (a->desc->flags & MHA_TRANSFORMER_CAUSAL) a->maps.flags |= MHA_MAPS_CAUSAL;
+    if (a->desc->flags & MHA_TRANSFORMER_CAUSAL && !a->cross) a->maps.flags |= MHA_MAPS_CAUSAL;
     a->maps.name = a->live->options.name;
-    a->maps.text[0] = a->request.text;
-    a->maps.text_bytes[0] = a->request.text_bytes;
+    a->maps.text[0] = a->request.source ? a->request.source : a->request.text;
+    a->maps.text_bytes[0] = a->request.source ? a->request.source_bytes : a->request.text_bytes;
+    if (a->request.source) a->maps.text[1] = a->request.text;
+    if (a->request.source) a->maps.text_bytes[1] = a->request.text_bytes;
     mhai_live_rows rows = {a->live->context, &a->maps};
     MHA_TRY(mha_trials_run(a->trials, &a->trial, -1, mhai_live_add_rows, &rows, NULL));
     const mha_routes *routes;
@@ -65,14 +77,17 @@ mha_status mhai_live_maps(mhai_live_asked *a)
     int64_t cell = small_cell(count, heads);
     mha_show show;
     if (cell < map_tokens(a)) cell = map_tokens(a);
-    const int64_t side = (count + cell - 1) / cell;
+    if (a->live->encoder) cell = 1;
+    const int64_t cells =
+        ((count + cell - 1) / cell) * ((count_keys(a) + cell - 1) / cell); /* of one map */
     MHA_TRY(make_maps(a, cell));
     MHA_TRY(mha_show_make(&a->maps, NULL, &show));
     show.report.text = NULL;
     mha_status status = mhai_live_frames(a, &show.page, &show.report);
     /* Use 8 bits if 32 do not fit, but never fewer cells. The text around the maps takes about 200
      * bytes per head and 30 per token, plus the page's colours. */
-    show.report.most_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
+    show.report.most_bytes =
+        heads * cells * 4 / 3 + 300 * heads + 60 * (count + count_keys(a)) + 200000;
     if (show.report.most_bytes < LIVE_BYTES) show.report.most_bytes = LIVE_BYTES;
     if (status == MHA_OK)
         status = mha_render_live_maps(&show.page, &show.report, map_tokens(a), a->sink);
@@ -93,15 +108,16 @@ static void mask_future(float *map, int64_t side)
 typedef struct one_head {
     mha_context *context;
     int64_t cell, head;
-    float *map; /* [side,side] */
+    int64_t side; /* rows of the map */
+    float *map;   /* [side,cells of the keys] */
 } one_head;
 
 static mha_status pool_head(void *user, int64_t layer, int64_t row, const mha_tensor *p)
 {
     const one_head *x = user;
-    const int64_t side = (p->shape[2] + x->cell - 1) / x->cell;
+    const int64_t cols = (p->shape[2] + x->cell - 1) / x->cell;
     const mha_tensor to =
-        mha_tensor_contiguous(x->map, MHA_F32, 3, (const int64_t[]){1, side, side});
+        mha_tensor_contiguous(x->map, MHA_F32, 3, (const int64_t[]){1, x->side, cols});
     mha_tensor from = *p;
     (void)layer;
     from.shape[0] = 1;
@@ -118,19 +134,20 @@ static mha_status make_map(mhai_live_asked *a, float **map, size_t *bytes)
         head->head >= mha_transformer_heads(d, head->layer))
         return mha_fail(MHA_ERR_MODEL, "head: the model has no such head");
     one_head x = {.context = a->live->context, .cell = map_tokens(a), .head = head->head};
-    const int64_t side = (a->trial.count + x.cell - 1) / x.cell;
-    MHA_TRY(MHA_ROOM_ALLOC(&a->room, side * side, &x.map));
+    const int64_t cols = (count_keys(a) + x.cell - 1) / x.cell;
+    x.side = (a->trial.count + x.cell - 1) / x.cell;
+    MHA_TRY(MHA_ROOM_ALLOC(&a->room, x.side * cols, &x.map));
     MHA_TRY(mha_trials_run(a->trials, &a->trial, head->layer, pool_head, &x, NULL));
-    if (d->flags & MHA_TRANSFORMER_CAUSAL) mask_future(x.map, side);
+    if (d->flags & MHA_TRANSFORMER_CAUSAL && !a->cross) mask_future(x.map, x.side);
     *map = x.map;
-    *bytes = (size_t)(side * side) * sizeof *x.map;
+    *bytes = (size_t)(x.side * cols) * sizeof *x.map;
     return MHA_OK;
 }
 
 mha_status mhai_live_map(mhai_live_asked *a)
 {
-    float *map;
-    size_t bytes;
+    float *map = NULL;
+    size_t bytes = 0;
     MHA_TRY(make_map(a, &map, &bytes));
     return a->sink->write(a->sink->user, map, bytes);
 }
@@ -138,9 +155,10 @@ mha_status mhai_live_map(mhai_live_asked *a)
 mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json)
 {
     const mha_trial_head *head = &a->request.head;
-    float *map;
-    size_t bytes;
-    if (head->layer < 0 || a->trial.count > WITH_REPLY_SIDE) return MHA_OK;
+    float *map = NULL;
+    size_t bytes = 0;
+    if (head->layer < 0 || a->trial.count > WITH_REPLY_SIDE || count_keys(a) > WITH_REPLY_SIDE)
+        return MHA_OK;
     MHA_TRY(make_map(a, &map, &bytes));
     mha_json_object(json, "map");
     mha_json_format(json, "head", "L%" PRId64 "H%" PRId64, head->layer, head->head);

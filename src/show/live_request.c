@@ -102,6 +102,7 @@ static const char *const scales[] = {MHA_SCALE_LIST(SCALE_NAME) NULL};
 static const char *const views[] = {"map", "lines", "model",
                                     NULL}; /* neurons need queries and keys */
 static const char *const ats[] = {"all", "last", NULL};
+static const char *const attentions[] = {"cross", "self", NULL};
 
 static mha_status take_description(const char *name, const json_t *value, mhai_live_vary *v)
 {
@@ -138,6 +139,13 @@ static mha_status take_member(mha_room *room, const char *name, const json_t *va
 {
     if (!strcmp(name, "text")) return take_text(room, value, name, &s->text, &s->text_bytes);
     if (!strcmp(name, "other")) return take_text(room, value, name, &s->other, &s->other_bytes);
+    if (!strcmp(name, "source")) return take_text(room, value, name, &s->source, &s->source_bytes);
+    if (!strcmp(name, "attention")) {
+        int attention;
+        MHA_TRY(take_choice(value, name, attentions, &attention));
+        s->self = attention == 1;
+        return MHA_OK;
+    }
     if (!strcmp(name, "off")) return take_heads(room, value, name, &s->off);
     if (!strcmp(name, "patched")) return take_heads(room, value, name, &s->patched);
     if (!strcmp(name, "row")) return take_whole(value, name, &s->row);

@@ -24,6 +24,9 @@ typedef struct mhai_live_vary {
 typedef struct mhai_live_request {
     const char *text, *other; /* other: the source of patches; NULL: none */
     size_t text_bytes, other_bytes;
+    const char *source; /* of an encoder-decoder; NULL: none */
+    size_t source_bytes;
+    bool self; /* of an encoder-decoder: the decoder's self-attention */
     mhai_live_heads off, patched;
     bool at_last;               /* patch the last token only */
     int64_t row;                /* position whose next token is predicted; -1: the last */
@@ -46,7 +49,7 @@ extern const char *const mhai_live_positions[];
 /* live_generate.c: names of cache types. */
 extern const char *const mhai_live_caches[];
 
-/* A JSON object with text, other, off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
+/* A JSON object with text, other, source, attention "cross" or "self", off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
  * [row, column], view, cmap, scale, dark; causal, positions, scaled, window, kv_heads, rope_base;
  * noisy, noise; temperature, top_k; cache, draws, seed. All except text are optional; other members
  * are rejected. */

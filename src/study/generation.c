@@ -94,7 +94,8 @@ static mha_status encode(mha_context *context, mha_generation *g, const mha_gene
                                .ids = (int32_t *)(uintptr_t)d->source}; /* only read */
     mha_room room = {0};
     mha_tensor memory;
-    mha_status status = mhai_encode(context, mha_model_encoder(g->model), &source, &room, &memory);
+    mha_status status = mhai_encode(context, mha_model_transformer(mha_model_encoder(g->model)),
+                                    &source, &room, &memory);
     if (status == MHA_OK) status = mha_decoder_set_memory(context, g->decoder, &memory, NULL);
     mha_room_release(&room, 0);
     return status;

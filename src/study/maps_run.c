@@ -328,7 +328,8 @@ static mha_status run_cross(maps_run *run, mha_model *encoder, mha_room *room)
     MHA_TRY(mha_tensor_count(&all, &count));
     MHA_TRY(mha_room_alloc(room, count, sizeof(float), &memory));
     all.data = memory;
-    MHA_TRY(mhai_encode(run->context, encoder, run->desc->source, room, &stream));
+    MHA_TRY(mhai_encode(run->context, mha_model_transformer(encoder), run->desc->source, room,
+                        &stream));
     mhai_sequence_make(run->desc->tokens, &writes, &target);
     target.input.memory = &stream;
     MHA_TRY(mha_transformer_forward(run->context, run->net, &target.input, NULL, NULL,

@@ -444,7 +444,8 @@ static mha_status measure(mha_study *s, const mha_tokens *tokens, const mha_stud
         status = is_cross(s) ? mha_fail(MHA_ERR_UNSUPPORTED, "cross-attention has no gold links")
                              : add_links(s, tokens, visit->links, &text);
     if (status == MHA_OK && s->encoder)
-        status = mhai_encode(s->context, s->encoder, visit->source, &room, &memory);
+        status = mhai_encode(s->context, mha_model_transformer(s->encoder), visit->source, &room,
+                             &memory);
     if (status == MHA_OK)
         status =
             run(s, tokens, &text, visit ? visit->run : NULL, s->encoder ? &memory : NULL, random);

@@ -46,7 +46,7 @@ typedef struct mhai_sequence {
 void mhai_sequence_make(const mha_tokens *tokens, const mha_transformer_desc *d, mhai_sequence *s);
 
 /* towers.c: run an encoder of texts; *memory [1,S,E] in room */
-MHA_NODISCARD mha_status mhai_encode(mha_context *context, mha_model *encoder,
+MHA_NODISCARD mha_status mhai_encode(mha_context *context, const mha_transformer *encoder,
                                      const mha_tokens *source, mha_room *room, mha_tensor *memory);
 /* Reject an encoder of audio; `caller` begins the error. */
 MHA_NODISCARD mha_status mhai_encoder_reads_texts(const mha_model *encoder, const char *caller);

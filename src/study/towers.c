@@ -17,20 +17,19 @@ mha_status mhai_encoder_reads_texts(const mha_model *encoder, const char *caller
     return mha_fail(MHA_ERR_UNSUPPORTED, "%s: the model's encoder reads audio, not tokens", caller);
 }
 
-mha_status mhai_encode(mha_context *context, mha_model *encoder, const mha_tokens *source,
-                       mha_room *room, mha_tensor *memory)
+mha_status mhai_encode(mha_context *context, const mha_transformer *encoder,
+                       const mha_tokens *source, mha_room *room, mha_tensor *memory)
 {
-    const mha_transformer *net = mha_model_transformer(encoder);
     mha_transformer_desc desc;
     mhai_sequence read;
-    mha_transformer_describe(net, &desc);
+    mha_transformer_describe(encoder, &desc);
     mha_tensor rows =
         mha_tensor_contiguous(NULL, MHA_F32, 3, (int64_t[]){1, source->count, desc.embed_dim});
     MHA_TRY(
         mha_room_alloc(room, source->count, (size_t)desc.embed_dim * sizeof(float), &rows.data));
     *memory = rows;
     mhai_sequence_make(source, &desc, &read);
-    return mha_transformer_forward(context, net, &read.input, NULL, memory, NULL, NULL);
+    return mha_transformer_forward(context, encoder, &read.input, NULL, memory, NULL, NULL);
 }
 
 /* ---- the text that the model writes ---------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #include "study/trial.h"
 
 #include "study/routes.h"
+#include "study/study.h"
 
 #include <multihead/component.h>
 #include <multihead/head_pass.h>
@@ -10,6 +11,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,13 +46,30 @@ static mha_status check_heads(const mha_trials *trials, const mha_trial_head *he
     return status;
 }
 
+/* The decoder of an encoder-decoder has a source, and no patches. */
+static mha_status check_source(const mha_trials *trials, const mha_trial *run)
+{
+    const bool towers = trials->options.encoder;
+    if (towers != (run->source && run->source_count > 0) || run->source_count < 0 ||
+        (!towers && run->flags & MHA_TRIAL_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT, "trial: %s",
+                        towers ? "an encoder-decoder needs a source"
+                               : "a source or MHA_TRIAL_CROSS without an encoder");
+    if (towers && (run->patched_count > 0 || run->noise > 0))
+        return mha_fail(MHA_ERR_MODEL, "the heads of an encoder-decoder can be switched off, but "
+                                       "not patched");
+    return MHA_OK;
+}
+
 mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given, mha_trial *run)
 {
     MHA_NEED_AS("trial", "trials, run", trials, given);
-    MHA_TRY(mha_struct_read("mha_trial", run, sizeof *run, sizeof *run, given, given->struct_size));
-    if (run->flags & ~(uint32_t)MHA_TRIAL_AT_LAST)
-        return mha_fail(MHA_ERR_ARGUMENT, "trial: flags %#x, expected MHA_TRIAL_AT_LAST or 0",
+    MHA_TRY(mha_struct_read("mha_trial", run, sizeof *run, offsetof(mha_trial, source), given,
+                            given->struct_size));
+    if (run->flags & ~(uint32_t)(MHA_TRIAL_AT_LAST | MHA_TRIAL_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT, "trial: flags %#x, expected MHA_TRIAL_ flags",
                         (unsigned)run->flags);
+    MHA_TRY(check_source(trials, run));
     if (run->count < 1 || run->off_count < 0 || run->patched_count < 0 || run->other_count < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "trial: a count is negative, or the text has no token");
     if (!run->tokens || (run->off_count > 0 && !run->off) ||
@@ -99,7 +118,8 @@ static void add_heads(run_key *key, const mha_trial_head *heads, int64_t count)
 static mha_status make_key(const mha_trial *r, run_key *key)
 {
     const size_t heads = (size_t)(r->off_count + r->patched_count) * sizeof *r->off,
-                 tokens = (size_t)(r->count + r->other_count) * 2 * sizeof *r->tokens;
+                 tokens =
+                     (size_t)(r->count + r->other_count + r->source_count) * 2 * sizeof *r->tokens;
     *key = (run_key){.bytes = malloc(heads + tokens + 128)};
     if (!key->bytes) return MHA_NO_MEMORY("a run of the text");
     add_text(key, r->tokens, r->types, r->count);
@@ -109,6 +129,10 @@ static mha_status make_key(const mha_trial *r, run_key *key)
         add(key, &r->noise, sizeof r->noise);
         add_heads(key, &r->noisy, 1);
         add(key, &r->noise_seed, sizeof r->noise_seed);
+    }
+    if (r->source) {
+        add(key, &r->flags, sizeof r->flags);
+        add_text(key, r->source, NULL, r->source_count);
     }
     if (r->patched_count == 0) return MHA_OK;
     add(key, &r->flags, sizeof r->flags);
@@ -150,11 +174,12 @@ static double count_kept(const mha_trials *trials, int64_t tokens)
 }
 
 /* Allocate a run; without layers if their queries and keys exceed most_bytes. */
-static mha_status make_room(const mha_trials *trials, int64_t tokens, bool layers,
+static mha_status make_room(const mha_trials *trials, const mha_trial *of, bool layers,
                             mhai_kept_run *run)
 {
     const mha_transformer_desc *d = &trials->desc;
-    const double numbers = count_kept(trials, tokens);
+    const int64_t tokens = of->count;
+    const double numbers = count_kept(trials, tokens + of->source_count);
     forget(run);
     run->hidden = calloc((size_t)tokens, (size_t)d->embed_dim * sizeof *run->hidden);
     if (!run->hidden) return MHA_NO_MEMORY("a run of the text");
@@ -361,6 +386,7 @@ static mha_tensor make_gates(const mha_trials *trials, const mha_trial *r, float
 typedef struct running {
     const mha_trials *trials;
     mhai_kept_run *run; /* NULL: the run is not kept */
+    bool cross;         /* visit cross-attention */
     int64_t only;       /* the only layer to visit; -1: all */
     mha_trial_rows_fn fn;
     mhai_trial_layer_fn watch;
@@ -412,7 +438,8 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     MHA_TRY(check_over(r->trials));
     if (r->watch) return r->watch(r->user, activations, layer);
     if (r->run) MHA_TRY(mhai_routes_take(&r->run->routes, activations, layer));
-    MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
+    MHA_TRY(mha_activations_layer(
+        activations, layer, r->cross ? MHA_PART_CROSS_ATTENTION : MHA_PART_SELF_ATTENTION, &view));
     if (view.q.ndim == 0) return MHA_OK;
     if (!r->run || !r->run->layers) return visit(r, layer, &view);
     mhai_kept_layer *kept = &r->run->layers[layer];
@@ -450,7 +477,7 @@ static mha_status make_interventions(const mha_trials *trials, const mha_trial *
 {
     if (run->off_count > 0) {
         x->gates = make_gates(trials, run, &x->gate_memory);
-        input->gates = &x->gates;
+        *(run->flags & MHA_TRIAL_CROSS ? &input->cross_gates : &input->gates) = &x->gates;
         if (!x->gate_memory) return MHA_NO_MEMORY("a run of the text");
     }
     const size_t count = (size_t)run->patched_count;
@@ -473,11 +500,19 @@ static mha_status run_text(const mha_trials *trials, const mha_trial *run, runni
 {
     interventions x = {0};
     sequence s;
-    mha_tensor hidden;
+    mha_tensor hidden, memory;
+    mha_room room = {0};
+    const mha_tokens source = {.count = run->source_count,
+                               .ids = (int32_t *)(uintptr_t)run->source}; /* only read */
     make_sequence(trials, run->tokens, run->types, run->count, &s);
     s.input.after_layer = after_layer;
     s.input.after_layer_user = r;
+    r->cross = run->flags & MHA_TRIAL_CROSS;
     mha_status status = make_interventions(trials, run, &x, &s.input);
+    if (status == MHA_OK && run->source) {
+        status = mhai_encode(trials->context, trials->options.encoder, &source, &room, &memory);
+        s.input.memory = &memory;
+    }
     if (r->run) {
         const int64_t shape[] = {1, run->count, trials->desc.embed_dim};
         const uint8_t *rows = x.patched.rows;
@@ -488,6 +523,7 @@ static mha_status run_text(const mha_trials *trials, const mha_trial *run, runni
     }
     if (status == MHA_OK) status = forward(trials, &s);
     free_interventions(&x);
+    mha_room_release(&room, 0);
     return status;
 }
 
@@ -496,7 +532,7 @@ static mha_status run_anew(const mha_trials *trials, const mha_trial *run, bool 
                            run_key *key, running *r)
 {
     mha_status status = check_over(trials);
-    if (status == MHA_OK) status = make_room(trials, run->count, layers, r->run);
+    if (status == MHA_OK) status = make_room(trials, run, layers, r->run);
     if (status == MHA_OK) status = run_text(trials, run, r);
     if (status != MHA_OK) {
         forget(r->run);
@@ -561,7 +597,9 @@ mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run, const mhai
     const mha_trial plain = {.struct_size = sizeof plain,
                              .tokens = run->tokens,
                              .types = run->types,
-                             .count = run->count};
+                             .count = run->count,
+                             .source = run->source,
+                             .source_count = run->source_count};
     mha_trials *baseline = trials->options.baseline;
     if (baseline) {
         *whole = &baseline->now;
@@ -586,9 +624,13 @@ mha_status mha_trials_create(mha_context *context, const mha_transformer *transf
     MHA_NEED("trial", context, transformer, options, trials);
     *trials = NULL;
     MHA_TRY(mha_struct_read("mha_trials_options", &made.options, sizeof made.options,
-                            sizeof made.options, options, options->struct_size));
+                            offsetof(mha_trials_options, encoder), options, options->struct_size));
     made.desc.struct_size = sizeof made.desc;
     mha_transformer_describe(transformer, &made.desc);
+    if (!made.options.encoder == !!(made.desc.flags & MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_ARGUMENT, "trial: %s",
+                        made.options.encoder ? "an encoder without cross-attention"
+                                             : "cross-attention without an encoder");
     *trials = malloc(sizeof made);
     if (!*trials) return MHA_NO_MEMORY("a run of the text");
     memcpy(*trials, &made, sizeof made);

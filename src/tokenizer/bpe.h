@@ -61,7 +61,7 @@ bool mhai_splitter_adds_bos(const char *name);
 
 /* ---- Internals ------------------------------------------------------------------------------- */
 
-enum { MHAI_BPE_STEPS = 16 };
+enum { MHAI_BPE_STEPS = 16, MHAI_SUFFIX_BYTES = 16 };
 
 /* A step, which normalises or splits. All normalising steps come first. */
 typedef struct mhai_step {
@@ -119,6 +119,8 @@ struct mhai_bpe {
     bool expands;                   /* a step expands characters (mhai_bpe_add_step) */
     int32_t unk;                    /* -1: drop unknown characters */
     int32_t byte_ids[256];          /* tokens of single bytes; -1: none */
+    int32_t last_ids[256];          /* the same for the last byte of a word (suffix) */
+    const char *suffix;             /* "</w>" (CLIP); borrowed during loading; NULL: none */
     mhai_vector pairs;              /* of mhai_pair, sorted by left, then by right */
     int32_t *first;                 /* [first_count]: index of the first pair of each left token */
     size_t first_count;

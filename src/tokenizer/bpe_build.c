@@ -90,9 +90,11 @@ static mha_status find_bytes(const mhai_loader *l)
     const mha_tokenizer *t = l->tokenizer;
     mhai_bpe *bpe = t->bpe;
     for (int byte = 0; byte < 256; byte++) {
-        char text[8];
+        char text[8 + MHAI_SUFFIX_BYTES];
         if (bpe->byte_level) {
             const int size = mhai_utf8_put(mhai_bpe_letter(byte), text);
+            snprintf(text + size, sizeof text - (size_t)size, "%s", bpe->suffix ? bpe->suffix : "");
+            bpe->last_ids[byte] = mhai_lexicon_find(&t->vocabulary, text);
             text[size] = '\0';
         } else {
             snprintf(text, sizeof text, "<0x%02X>", (unsigned)byte);
@@ -162,9 +164,10 @@ static mha_status build_unigram(mhai_loader *l)
 /* Decode letters to bytes. A token with any other character is copied unchanged. */
 static size_t speak_letters(const mha_tokenizer *t, const char *token, char *bytes)
 {
-    size_t count = 0;
-    const size_t size = strlen(token);
-    (void)t;
+    const char *suffix = t->bpe->suffix;
+    size_t count = 0, size = strlen(token);
+    const size_t end = suffix ? strlen(suffix) : 0;
+    if (end > 0 && size > end && strcmp(token + size - end, suffix) == 0) size -= end;
     for (size_t at = 0; at < size;) {
         const int byte = mhai_bpe_byte(mhai_utf8_next(token, &at));
         if (byte < 0) {

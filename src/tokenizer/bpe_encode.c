@@ -463,10 +463,10 @@ static mha_status add_unknown(encoder *e, size_t from, size_t to, bool *pending)
 }
 
 /* Append the symbols of a character of a word. */
-static mha_status add_character(encoder *e, size_t from, size_t to, bool *pending)
+static mha_status add_character(encoder *e, size_t from, size_t to, bool last, bool *pending)
 {
     const char *text = e->words.text;
-    const int32_t *bytes = e->bpe->byte_ids;
+    const int32_t *bytes = last && e->bpe->byte_level ? e->bpe->last_ids : e->bpe->byte_ids;
     size_t matched = 0;
     int32_t id = -1;
     if (e->bpe->byte_level)
@@ -545,7 +545,7 @@ static mha_status encode_word(encoder *e, const part *word)
         while (!e->bpe->byte_level && to < word->to &&
                ((unsigned char)e->words.text[to] & 0xC0) == 0x80)
             to++;
-        MHA_TRY(add_character(e, from, to, &pending));
+        MHA_TRY(add_character(e, from, to, to == word->to, &pending));
     }
     MHA_TRY(merge(e));
     const symbol *symbols = e->symbols.items;

@@ -446,16 +446,24 @@ static mha_status read_merge(const reader *r, const json_t *json, mhai_merge *me
     return MHA_OK;
 }
 
+static mha_status read_suffix(reader *r, const json_t *json)
+{
+    if (!json || json_is_null(json)) return MHA_OK;
+    const char *suffix = json_string_value(json);
+    if (!suffix || strlen(suffix) > MHAI_SUFFIX_BYTES || strlen(suffix) < json_string_length(json))
+        return refuse(r, "model", "such an end_of_word_suffix");
+    if (suffix[0]) r->bpe->suffix = suffix;
+    return MHA_OK;
+}
+
 static mha_status read_model(reader *r, const json_t *model)
 {
-    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     const json_t *merges = json_object_get(model, "merges"), *json;
     const double dropout = json_number_value(json_object_get(model, "dropout"));
-    for (int i = 0; i < 2; i++) {
-        json = json_object_get(model, affixes[i]);
-        if (json && !json_is_null(json) && json_string_length(json) != 0)
-            return refuse(r, "model", affixes[i]);
-    }
+    json = json_object_get(model, "continuing_subword_prefix");
+    if (json && !json_is_null(json) && json_string_length(json) != 0)
+        return refuse(r, "model", "continuing_subword_prefix");
+    MHA_TRY(read_suffix(r, json_object_get(model, "end_of_word_suffix")));
     if (dropout != 0.0) return refuse(r, "model", "dropout");
     MHA_TRY(get_flag(r, model, "fuse_unk", false, &r->bpe->fuse_unk));
     MHA_TRY(get_flag(r, model, "byte_fallback", false, &r->bpe->byte_fallback));
@@ -515,6 +523,8 @@ mha_status mhai_bpe_read(mhai_loader *l)
     MHA_TRY(read_model(&r, json_object_get(root, "model")));
     MHA_TRY(read_steps(&r, root));
     r.bpe->byte_level = r.has_bytes;
+    if (r.bpe->suffix && (!r.has_bytes || r.bpe->ignore_merges))
+        return refuse(&r, "model", "end_of_word_suffix with ignore_merges or without ByteLevel");
     if (!r.has_bytes && !r.bpe->marks_spaces)
         return refuse(&r, "pre_tokenizer",
                       "neither ByteLevel nor one that writes spaces as \u2581");

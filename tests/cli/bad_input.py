@@ -107,7 +107,7 @@ def contradicting_models():
         ("negative layers", dict(num_hidden_layers=-1), BAD_INPUT, "num_hidden_layers"),
         ("absurd width", dict(hidden_size=1 << 62), BAD_INPUT, "hidden_size"),
         ("width is a text", dict(hidden_size="wide"), BAD_INPUT, "hidden_size"),
-        ("unknown architecture", dict(model_type="parrot"), UNSUPPORTED, "gpt2"),
+        ("unknown architecture", dict(model_type="parrot"), UNSUPPORTED, "parrot"),
         ("unknown activation", dict(hidden_act="swish9"), UNSUPPORTED, "swish9"),
         ("positions", dict(position_embedding_type="rotary"), UNSUPPORTED,
          "rotary"),

@@ -195,7 +195,7 @@ def folders():
             ({"model_type": "llama", **usual, "hidden_size": -1}, BAD_INPUT, "hidden_size"),
             ({"model_type": "llama", **usual, "attention_bias": 1}, BAD_INPUT, "attention_bias"),
             ({"model_type": "bert", "hidden_size": 64}, BAD_INPUT, "num_hidden_layers"),
-            ({"model_type": "hopfield", **usual}, UNSUPPORTED, "llama")):
+            ({"model_type": "hopfield", **usual}, UNSUPPORTED, "hopfield")):
         path = folder(f"bad{len(list(FOLDER.iterdir()))}", **arguments)
         check_error(count(path), code, part, command="count")
     (path / "config.json").write_text("[1, 2]")

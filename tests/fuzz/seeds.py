@@ -361,6 +361,9 @@ def bpe_kinds():
     roberta["post_processor"] = {"type": "RobertaProcessing", "sep": ["<s>", 15], "cls": ["<s>", 15],
                                  "trim_offsets": True, "add_prefix_space": False}
     yield "bytes-added", roberta
+    yield "suffix", bpe({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+                        [("t", "h"), ("th", "e</w>")], [*letters, "e</w>", "a</w>"],
+                        settings={"end_of_word_suffix": "</w>", "ignore_merges": False}, normalizer={"type": "Lowercase"})
     yield "fallback", bpe({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
                            "invert": False}, [("\u2581", "a"), ("a", "b")],
                           ["<unk>", "\u2581", "a", "b", *(f"<0x{b:02X}>" for b in range(256))],

@@ -97,6 +97,32 @@ def test_layers_of_albert_are_one(tmp_path):
                                      for name in shared)
 
 
+OLD_NOMIC = {"activation_function": "swiglu", "causal": False, "fused_bias_fc": True, "layer_norm_epsilon": 1e-12,
+             "mlp_fc1_bias": False, "mlp_fc2_bias": False, "model_type": "nomic_bert", "n_embd": 32, "n_head": 4,
+             "n_inner": 56, "n_layer": 3, "n_positions": LENGTH + 2, "parallel_block": False, "prenorm": False,
+             "qkv_proj_bias": False, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+             "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "scale_attn_weights": True,
+             "type_vocab_size": 2, "use_rms_norm": False, "vocab_size": VOCAB}
+
+
+def test_old_names_of_nomic_bert(tmp_path):
+    """Published folders have names that the code beside them reads."""
+    their_model("nomic_bert", {}, 48).save_pretrained(tmp_path)
+    wanted = ck.Transformer(tmp_path)(ids_of(49))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(OLD_NOMIC))
+    assert np.array_equal(ck.Transformer(tmp_path)(ids_of(49)), wanted)
+    for change, error in ((dict(rotary_emb_fraction=.5), "'rotary_emb_fraction' is not 1"),
+                          (dict(rotary_emb_fraction=None), "'rotary_emb_fraction' is not 1"),
+                          (dict(scale_attn_weights=False), "'scale_attn_weights' is false"), (dict(prenorm=True), "'prenorm'"),
+                          (dict(activation_function="gelu"), "activation_function 'gelu' is not"),
+                          (dict(rotary_scaling_factor=2), "'rotary_scaling_factor'"), (dict(n_inner=None), "'n_inner' is missing"),
+                          (dict(n_layer=2), "layers.2."), (dict(causal=True), "'causal'")):
+        path.write_text(json.dumps({**OLD_NOMIC, **change}))
+        with pytest.raises(mha.MultiheadError, match=error):
+            ck.Transformer(tmp_path)
+
+
 REFUSED = {
     "albert": [(dict(num_hidden_groups=3), "num_hidden_groups' is 3"), (dict(inner_group_num=2), "inner_group_num' is 2"),
                (dict(embedding_size=32), "the same width"), (dict(num_hidden_layers=65), "at most 64 copies"),

@@ -42,6 +42,8 @@ GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}
          r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
          r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
+CLIP = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+
 
 # --------------------------------------------------------------------------------------------------
 # Tokenizers
@@ -173,6 +175,25 @@ def gpt4o():
     return tok
 
 
+def clip():
+    normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()])
+    splitter = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CLIP), "removed", invert=True), byte_level()])
+    tok = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    tok.normalizer, tok.pre_tokenizer = normalizer, splitter
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tok.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=1200, initial_alphabet=alphabet, show_progress=False,
+                                                        end_of_word_suffix="</w>"))
+    model = json.loads(tok.to_str())["model"]
+    for name in [letter + "</w>" for letter in alphabet] + ["<|startoftext|>", "<|endoftext|>"]:
+        model["vocab"].setdefault(name, len(model["vocab"]))
+    names = ["<|startoftext|>", "<|endoftext|>"]
+    tok = rebuild(model, normalizer, splitter, end_of_word_suffix="</w>", unk_token=names[1])
+    first, last = ((name, tok.token_to_id(name)) for name in names)
+    tok.post_processor = processors.RobertaProcessing(last, first, trim_offsets=False, add_prefix_space=False)
+    tok.add_special_tokens(names)
+    return tok
+
+
 def llama2():
     normalizer = normalizers.Sequence([normalizers.Prepend(SPACES), normalizers.Replace(" ", SPACES)])
     names = ["<unk>", "<s>", "</s>"]
@@ -212,7 +233,7 @@ def pieces_without_bytes():
     return rebuild(model, None, splitter, unk_token="<unk>")
 
 
-BYTES = [gpt2, roberta, roberta_with_prefix, llama3, qwen2, smollm2, pythia, gpt4o, bloom, falcon]
+BYTES = [gpt2, roberta, roberta_with_prefix, llama3, qwen2, smollm2, pythia, gpt4o, bloom, falcon, clip]
 PIECES = [llama2, mistral, gemma, pieces_without_bytes]
 
 
@@ -422,7 +443,9 @@ REFUSED = {
                                                   "behavior": "Isolated", "invert": False}),
     "(?i:": lambda d: d.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(?i:x|ss)"},
                                               "behavior": "Isolated", "invert": False}),
-    "end_of_word_suffix": lambda d: d["model"].update(end_of_word_suffix="</w>"),
+    "end_of_word_suffix": lambda d: d["model"].update(end_of_word_suffix="</w>", ignore_merges=True),
+    "such an end_of_word_suffix": lambda d: d["model"].update(end_of_word_suffix="/" * 17),
+    "continuing_subword_prefix": lambda d: d["model"].update(continuing_subword_prefix="##"),
     "dropout": lambda d: d["model"].update(dropout=0.1),
     "WordLevel": lambda d: d["model"].update(type="WordLevel"),
     "BertProcessing": lambda d: d.update(post_processor={"type": "BertProcessing"}),
@@ -516,3 +539,22 @@ def test_a_real_model():
     if not folder:
         pytest.skip("MHA_BPE_DIR names no folder with a real tokenizer.json")
     compare_random((Ours(folder), Tokenizer.from_file(f"{folder}/tokenizer.json")), 5, 1000)
+
+
+def test_added_tokens_that_share_white_space(tmp_path):
+    """A token that begins with white space is found even if the previous one includes it."""
+    rng = random.Random(f"{SEED} shared white space")
+    names = ["<x>", "<y>", "<xx>", " <w>", "q "]
+    letters = dict.fromkeys([*map(chr, range(33, 127)), SPACES, "<unk>"])
+    for turn in range(amount(20, 100, 500)):
+        reference = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, [], unk_token="<unk>"))
+        reference.normalizer = normalizers.Replace(" ", SPACES)
+        for name in names:
+            options = {key: rng.random() < .4 for key in ("lstrip", "rstrip", "single_word", "normalized", "special")}
+            reference.add_tokens([AddedToken(name, **options)])
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        reference.save(str(folder / "tokenizer.json"))
+        ours = Ours(folder)
+        for _ in range(20):
+            check((ours, reference), "".join(rng.choice(["a", " ", "\n", "\u00a0", "_", *names]) for _ in range(rng.randint(1, 9))))

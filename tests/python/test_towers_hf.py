@@ -434,6 +434,7 @@ UNDEFINED = ["previous", "next", "self", "near", "distance", "segment", "block",
              "induction_mean", "induction_latest", "cosine", "negative", "random_induction"]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("kind", ["bart", "marian", "t5", "mt5"])
 def test_scores_of_cross_attention(tmp_path, kind):
     net = net_of(kind)
@@ -500,6 +501,7 @@ def test_heads_of_pairs(folders, tmp_path):
     assert rows == found.rows("entropy")[0, 0] + len(model.tokenize("cd"))
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("kind, lines, more, error", [
     ("bart", "a\tb\nc\td\te\n", (), "line 2: more than one tab"), ("bart", "\tb\n", (), "the text is empty"),
     ("t5", "a\tb\n", ("--whole",), "--whole is not available for the heads of an encoder-decoder"),
@@ -527,7 +529,6 @@ def test_wrong_pairs_of_the_package(folders):
 
 
 @pytest.mark.parametrize("arguments, error", [
-    (("serve", ""), "an encoder-decoder needs two texts"),
     (("generate", "", "--chat", "x"), "--chat: "), (("generate", ""), "give TEXT, which its encoder reads"),
     (("view", "", "x"), "takes two texts, a source and a target"), (("perplexity", "", "--text", __file__), "does not predict"),
     (("view", "encoder", "x", "--self"), "--self: "), (("generate", "encoder", "x"), "does not predict the next token"),

@@ -395,6 +395,8 @@ static mha_transformer_desc some_desc(rng *r)
         ~(uint32_t)(MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_NO_INPUT_NORM); /* rejected */
     if (d.norm && rng_chance(r, 0.3)) d.flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
     if (rng_chance(r, 0.3)) d.residual_scale = 0.5f, d.logit_scale = 2;
+    if (!(d.flags & MHA_TRANSFORMER_NO_OUTPUT) && rng_chance(r, 0.4))
+        d.flags |= MHA_TRANSFORMER_LOGIT_BIAS;
     return d;
 }
 
@@ -570,7 +572,7 @@ static void attribute(mha_context *context, const example *e, const mha_attribut
 /* Check each term separately. Both sides are in double; 1e-12 of the terms' sizes covers the
  * amplification by norms with a small deviation. */
 static void check_terms(const example *e, const reference_stream *s, const double *u,
-                        const result *got)
+                        double bias_of_logits, const result *got)
 {
     const int64_t H = e->d.num_heads, E = s->E;
     int64_t at = 2;
@@ -580,7 +582,8 @@ static void check_terms(const example *e, const reference_stream *s, const doubl
     const double bound = 1e-12 * size;
 #define TERM(k) reference_dot(u, s->terms + (k)*E, E)
     check_near(got->out.embedding, TERM(0), bound, "embedding");
-    check_near(got->out.norms, TERM(1), bound, "biases of norms");
+    check_near(got->out.norms, TERM(1) + bias_of_logits, bound + fabs(bias_of_logits) * 1e-12,
+               "biases of norms and of the output");
     for (int64_t l = 0; l < e->d.num_layers; l++)
         for (int part = 0; part < 3; part++) {
             const bool there = part == 0 || (part == 1 && e->d.flags & MHA_TRANSFORMER_CROSS) ||
@@ -610,7 +613,7 @@ static void check_terms(const example *e, const reference_stream *s, const doubl
     check_near(got->out.remainder, 0, rounding, "what rounding left");
 }
 
-/* Compare the total with the logits themselves: a product of E terms in f32. */
+/* Compare the total with the logits themselves: a product of E terms in f32, and a bias. */
 /* W_out, times the scale of logits, a power of two. */
 static double *output_table(const example *e)
 {
@@ -618,6 +621,14 @@ static double *output_table(const example *e)
         e, -1, e->d.flags & MHA_TRANSFORMER_TIED ? "embed_tokens.weight" : "lm_head.weight");
     for (int64_t i = 0; i < VOCAB * e->d.embed_dim; i++) table[i] *= (double)e->d.logit_scale;
     return table;
+}
+
+static double output_bias(const example *e, const mha_attribution_target *target)
+{
+    double *bias = parameter(e, -1, "lm_head.bias"), x = 0;
+    if (bias) x = bias[target->token] - (target->against < 0 ? 0 : bias[target->against]);
+    free(bias);
+    return x * (double)e->d.logit_scale;
 }
 
 static void check_total(const example *e, const mha_attribution_target *target, int64_t row,
@@ -629,6 +640,11 @@ static void check_total(const example *e, const mha_attribution_target *target, 
     const float *x = (const float *)ends.normed.data + row * e->d.embed_dim;
     double *table = output_table(e);
     double wanted = (double)logits[target->token], room = 0;
+    const int64_t tokens[] = {target->token, target->against};
+    for (int i = 0; i < 2; i++) { /* the rounding of the sum with each bias */
+        const mha_attribution_target one = {.token = tokens[i], .against = -1};
+        if (one.token >= 0) room += fabs(output_bias(e, &one));
+    }
     for (int64_t c = 0; c < e->d.embed_dim; c++) {
         const double against =
             target->against < 0 ? 0 : table[target->against * e->d.embed_dim + c];
@@ -637,7 +653,7 @@ static void check_total(const example *e, const mha_attribution_target *target, 
             fabs((double)x[c]) * (fabs(table[target->token * e->d.embed_dim + c]) + fabs(against));
     }
     if (target->against >= 0) wanted -= (double)logits[target->against];
-    check_near(total, wanted, (double)(e->d.embed_dim + 1) * U * room, "logits");
+    check_near(total, wanted, (double)(e->d.embed_dim + 2) * U * room, "logits");
     free(table);
 }
 
@@ -657,7 +673,7 @@ static void terms_sum_to_the_logit(void)
         const int64_t row = target.batch * e->T + target.position, E = e->d.embed_dim;
         const bool directed = e->d.flags & MHA_TRANSFORMER_NO_OUTPUT || rng_chance(&r, 0.2);
         float direction[16];
-        double u[16];
+        double u[16], bias = 0;
         for (int64_t c = 0; c < E; c++) u[c] = (double)(direction[c] = rng_normal(&r));
         if (directed) target.direction = direction;
         result got;
@@ -669,9 +685,10 @@ static void terms_sum_to_the_logit(void)
                 u[c] = table[target.token * E + c] -
                        (target.against < 0 ? 0 : table[target.against * E + c]);
             free(table);
+            bias = output_bias(e, &target);
             check_total(e, &target, row, u, got.out.total);
         }
-        check_terms(e, &s, u, &got);
+        check_terms(e, &s, u, bias, &got);
         reference_stream_free(&s);
         example_free(e);
     }

@@ -107,7 +107,7 @@ static void refusals(void)
 {
     refused("", MHA_ERR_MODEL, "model_type");
     refused("\"model_type\": 3", MHA_ERR_MODEL, "model_type");
-    refused("\"model_type\": \"hopfield\", " USUAL, MHA_ERR_UNSUPPORTED, "known: bert");
+    refused("\"model_type\": \"hopfield\", " USUAL, MHA_ERR_UNSUPPORTED, "is not known");
     refused("\"model_type\": \"bert\", \"hidden_size\": 64", MHA_ERR_MODEL, "num_hidden_layers");
     refused("\"model_type\": \"llama\", \"hidden_size\": 65, \"num_hidden_layers\": 3, "
             "\"num_attention_heads\": 8",

@@ -11,6 +11,7 @@
 
 #include <multihead/generation.h>
 #include <multihead/show.h>
+#include <multihead/trial.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -794,6 +795,62 @@ static void study_misuse(mha_model *model, const mha_tokens *target, const mha_t
 #undef CREATE
 }
 
+/* Compare rows of a trial with maps [L,H,T,keys]. */
+static mha_status rows_are(void *user, int64_t layer, int64_t row, const mha_tensor *p)
+{
+    const float *map = (const float *)user + layer * p->shape[0] * p->shape[1] * p->shape[2];
+    assert_int_equal(row, 0); /* one block */
+    for (int64_t i = 0; i < p->shape[0] * p->shape[1]; i++)
+        for (int64_t j = 0; j < p->shape[2]; j++) {
+            const float *from = p->data;
+            from += i / p->shape[1] * p->stride[0] + i % p->shape[1] * p->stride[1];
+            assert_true(from[j * p->stride[2]] == map[i * p->shape[2] + j]);
+        }
+    return MHA_OK;
+}
+
+static void trials_of_towers(mha_model *model, const mha_tokens *target, const mha_tokens *source,
+                             float *cross, float *self)
+{
+    const mha_transformer *net = mha_model_transformer(model),
+                          *encoder = mha_model_transformer(mha_model_encoder(model));
+    const mha_trial_head off = {0, 1};
+    mha_trials *trials = NULL;
+    mha_trial_next next;
+    mha_trials_options how = {.struct_size = sizeof how, .most_bytes = 1e6};
+    expect_error(mha_trials_create(context, net, &how, &trials), MHA_ERR_ARGUMENT,
+                 "without an encoder");
+    how.encoder = encoder;
+    expect_error(mha_trials_create(context, encoder, &how, &trials), MHA_ERR_ARGUMENT,
+                 "without cross-attention");
+    for (int kept = 0; kept < 2; kept++) { /* rows of the run itself, and of kept queries */
+        how.most_bytes = kept ? 1e6 : 0;
+        expect_ok(mha_trials_create(context, net, &how, &trials));
+        mha_trial run = {.struct_size = sizeof run,
+                         .flags = MHA_TRIAL_CROSS,
+                         .tokens = target->ids,
+                         .count = target->count,
+                         .source = source->ids,
+                         .source_count = source->count};
+        expect_ok(mha_trials_run(trials, &run, -1, rows_are, cross, NULL));
+        run.flags = 0;
+        expect_ok(mha_trials_run(trials, &run, -1, rows_are, self, NULL));
+        for (int flags = 0; flags <= MHA_TRIAL_CROSS; flags += MHA_TRIAL_CROSS) {
+            run.flags = (uint32_t)flags;
+            run.off = &off, run.off_count = 1;
+            expect_ok(mha_trials_predict(trials, &run, -1, &next));
+            assert_true(next.changed && next.divergence > 0);
+        }
+        run.patched = &off, run.patched_count = 1, run.other = target->ids, run.other_count = 1;
+        expect_error(mha_trials_run(trials, &run, -1, NULL, NULL, NULL), MHA_ERR_MODEL,
+                     "but not patched");
+        run.source = NULL;
+        expect_error(mha_trials_run(trials, &run, -1, NULL, NULL, NULL), MHA_ERR_ARGUMENT,
+                     "needs a source");
+        mha_trials_destroy(trials);
+    }
+}
+
 /* The cross-attention of an encoder-decoder's active heads equals two direct runs. */
 static void maps_of_an_encoder_decoder(void)
 {
@@ -843,6 +900,7 @@ static void maps_of_an_encoder_decoder(void)
     scores_of_towers(model, &target, &source, all, MHA_STUDY_CROSS);
     scores_of_towers(model, &target, &source, own, 0);
     study_misuse(model, &target, &source);
+    trials_of_towers(model, &target, &source, all, own);
     generate_from(model, &source, &memory, &target);
     desc.source = NULL;
     expect_error(mha_maps_run(context, model, &desc, &maps), MHA_ERR_UNSUPPORTED, "source");

@@ -28,7 +28,7 @@ __all__ = [
     "MEASURES", "AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
     "CallbackError", "Context", "DTypeError", "Decoder", "Error", "Experts", "FileError", "Grid", "HeadScores",
     "ImageView", "InvalidArgument", "LinearAttentionGradients", "LinearAttentionState", "Measure", "Model",
-    "ModelAttention", "OutOfMemory", "Patches", "Role", "Segment", "Tokens", "Transcript", "Unsupported",
-    "View", "Word", "attention", "attention_backward", "explain", "get_threads", "head_view", "heatmap",
-    "image_view", "isa_available", "linear_attention", "linear_attention_backward", "log_mel", "model_view",
-    "neuron_view", "read_audio", "read_image", "set_threads"]
+    "ModelAttention", "OutOfMemory", "Patches", "Role", "Segment", "Tokens", "Transcript", "Unsupported", "View", "Word",
+    "attention", "attention_backward", "explain", "get_threads", "head_view", "heatmap", "image_view", "isa_available",
+    "linear_attention", "linear_attention_backward", "log_mel", "model_view", "neuron_view", "read_audio", "read_image",
+    "set_threads"]

@@ -29,6 +29,13 @@ static bool has_text_type(const mhai_config *config, const mhai_family *family)
     return family->text_type && type && strcmp(family->text_type, type) == 0;
 }
 
+/* Of a family with old names of its sizes there is a row for each. */
+static bool has_sizes_of(const mhai_config *config, const mhai_family *f, const mhai_family *other)
+{
+    return !f->text_type && !other->text_type && mhai_config_absent(config, other->keys->embed) &&
+           !mhai_config_absent(config, f->keys->embed);
+}
+
 mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_family **family)
 {
     const char *type = NULL;
@@ -40,7 +47,8 @@ mha_status mhai_family_find(const mhai_config *config, bool images, const mhai_f
     for (int i = 0; i < FAMILIES; i++) {
         const mhai_family *f = families[i];
         const bool better = !*family || ((*family)->images && !images) ||
-                            (has_text_type(config, f) && (!images || f->images));
+                            (has_text_type(config, f) && (!images || f->images)) ||
+                            has_sizes_of(config, f, *family);
         if (strcmp(f->model_type, type) == 0 && better) *family = f;
         types[i] = f->model_type;
     }

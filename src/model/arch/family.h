@@ -197,21 +197,21 @@ typedef struct mhai_family {
 /* clang-format off */
 #define MHAI_FAMILY_LIST(X)                                                                       \
     X(bert) X(roberta) X(electra) X(distilbert) X(xlm_roberta) X(albert) X(mpnet) X(modernbert)   \
-    X(nomic_bert) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo) X(gptj) X(phi) X(opt)\
-    X(biogpt) X(bloom) X(mpt) X(falcon) X(gpt_neox) X(llama) X(mistral) X(mixtral) X(qwen2)       \
-    X(qwen2_moe) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next) X(qwen3_5)           \
-    X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole) X(olmoe) X(lfm2_moe)\
-    X(smollm3) X(stablelm) X(glm) X(glm4) X(glm4_moe) X(dots1) X(minimax_m2) X(ernie4_5_moe)      \
-    X(arcee) X(seed_oss) X(internlm3) X(helium) X(ernie4_5) X(cwm) X(nemotron) X(jais2)           \
-    X(starcoder2) X(olmo) X(exaone4) X(granite_swa) X(olmo2) X(olmo3) X(olmo_hybrid) X(bamba)     \
-    X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2) X(nemotron_h)      \
-    X(cohere) X(cohere2) X(gemma4) X(gemma4_whole) X(gemma4_unified) X(gemma4_unified_whole)      \
-    X(bart) X(marian) X(t5) X(mt5) X(whisper) X(gemma3_whole) X(ministral) X(ministral3)          \
-    X(mistral3) X(mistral3_later) X(qwen2_vl) X(qwen2_vl_text) X(qwen2_5_vl) X(qwen2_5_vl_text)   \
-    X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss) X(deepseek_v2) X(deepseek_v3) X(glm4_moe_lite)        \
-    X(minicpm3) X(youtu) X(kimi_linear) X(vit) X(dinov2) X(dinov2_with_registers)                 \
-    X(clip_vision_model) X(clip_text_model) X(clip_images) X(clip) X(siglip_vision_model)         \
-    X(siglip_images) X(dinov3_vit) X(multihead)
+    X(nomic_bert) X(nomic_bert_old) X(deberta) X(deberta_v2) X(gpt2) X(gpt_bigcode) X(gpt_neo)    \
+    X(gptj) X(phi) X(opt) X(biogpt) X(bloom) X(mpt) X(falcon) X(gpt_neox) X(llama) X(mistral)     \
+    X(mixtral) X(qwen2) X(qwen2_moe) X(qwen3) X(gemma) X(gemma2) X(gemma3) X(phi3) X(qwen3_next)  \
+    X(qwen3_5) X(qwen3_5_whole) X(lfm2) X(qwen3_moe) X(qwen3_5_moe) X(qwen3_5_moe_whole) X(olmoe) \
+    X(lfm2_moe) X(smollm3) X(stablelm) X(glm) X(glm4) X(glm4_moe) X(dots1) X(minimax_m2)          \
+    X(ernie4_5_moe) X(arcee) X(seed_oss) X(internlm3) X(helium) X(ernie4_5) X(cwm) X(nemotron)    \
+    X(jais2) X(starcoder2) X(olmo) X(exaone4) X(granite_swa) X(olmo2) X(olmo3) X(olmo_hybrid)     \
+    X(bamba) X(granitemoehybrid) X(granite) X(granitemoe) X(granitemoeshared) X(mamba2)           \
+    X(nemotron_h) X(cohere) X(cohere2) X(gemma4) X(gemma4_whole) X(gemma4_unified)                \
+    X(gemma4_unified_whole) X(bart) X(marian) X(t5) X(mt5) X(whisper) X(gemma3_whole)             \
+    X(ministral) X(ministral3) X(mistral3) X(mistral3_later) X(qwen2_vl) X(qwen2_vl_text)         \
+    X(qwen2_5_vl) X(qwen2_5_vl_text) X(qwen3_vl) X(qwen3_vl_text) X(gpt_oss) X(deepseek_v2)       \
+    X(deepseek_v3) X(glm4_moe_lite) X(minicpm3) X(youtu) X(kimi_linear) X(vit) X(dinov2)          \
+    X(dinov2_with_registers) X(clip_vision_model) X(clip_text_model) X(clip_images) X(clip)       \
+    X(siglip_vision_model) X(siglip_images) X(dinov3_vit) X(multihead)
 /* clang-format on */
 #define MHAI_FAMILY_EXTERN(name) extern const mhai_family mhai_family_##name;
 MHAI_FAMILY_LIST(MHAI_FAMILY_EXTERN)

@@ -25,7 +25,8 @@ static mha_status expand_types(const mhai_config *config, int64_t layers, json_t
     json_array_foreach(groups, i, group)
     {
         const json_int_t times = json_integer_value(json_array_get(group, 1));
-        for (json_int_t k = 0; k < times && (int64_t)json_array_size(expanded) <= layers; k++)
+        for (json_int_t k = 0;
+             k < times && k <= layers && (int64_t)json_array_size(expanded) <= layers; k++)
             if (json_array_extend(expanded, json_array_get(group, 0)) != 0) break;
     }
     if ((int64_t)json_array_size(expanded) == layers) return MHA_OK;

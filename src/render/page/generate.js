@@ -109,7 +109,7 @@ function drawCache() {
         if (cache.bytes_all_heads !== cache.bytes)
             notes.push(t("generate.all", {bytes: whole(cache.bytes_all_heads)}));
     } else {
-        notes.push(t("generate.open"));
+        notes.push(t(towers ? "generate.towers" : "generate.open"));
     }
     if (steps.length && !lastStep().cache && cache) notes.push(t("generate.whole"));
     byId("generate-formula").replaceChildren(...notes.map(text => make("span", "", text)));

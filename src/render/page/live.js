@@ -4,8 +4,9 @@
 // or explorer.js, defines post(place, state, signal) and restart(), and calls startLive().
 
 let example = "The animal didn't cross the street because it was too tired";
-const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false,
-    knobs: {}}; // knobs.js
+const asked = {text: "", other: "", source: "", attention: "cross", off: new Set(), patched: new Set(), at: "all",
+    chosenRow: false, knobs: {}}; // knobs.js
+let towers = false; // an encoder-decoder: the text is the target of a source
 const CLICKS = ["look", "off", "patch"].map(name => [name, t(`live.${name}`)]);
 let clickMeans = "look";
 let answer = null; // the last answer: tokens, next
@@ -14,6 +15,7 @@ const followers = []; // called with each new answer, by other parts of the page
 
 // The state on which the model's computation depends.
 function runOf() {
+    if (towers) return {text: asked.text, source: asked.source, attention: asked.attention, off: [...asked.off]};
     const body = {text: asked.text, off: [...asked.off], ...asked.knobs};
     if (!asked.patched.size) return body;
     return {...body, patched: [...asked.patched], other: asked.other, at: asked.at};
@@ -21,6 +23,8 @@ function runOf() {
 
 const rowOfPrediction = () =>
     asked.chosenRow && panels.length && rowItems[state.row] ? rowItems[state.row].to : -1;
+
+const hasText = () => (towers ? asked.source : asked.text).trim() !== "";
 
 // -- requests: one at a time; the newest state is next -------------------------------------------
 
@@ -40,10 +44,10 @@ async function askAll() {
         const what = wanted, since = typedAt;
         wanted = null;
         typedAt = 0;
-        if (!asked.text.trim()) {
+        if (!hasText()) {
             answer = null;
             drawNext();
-            showStatus(t("live.empty"), false);
+            showStatus(t(towers ? "live.source.empty" : "live.empty"), false);
             byId("main").classList.add("stale");
             continue;
         }
@@ -149,7 +153,7 @@ const isExact = source => source.exact || (data.bits === 32 && !coarse);
 
 // The maps that are drawn large and have not arrived.
 function missingMaps() {
-    if (!asked.text.trim()) return [];
+    if (!hasText()) return [];
     const shown = [shownPanel(), ...(state.view === "lines" ? litPanels(shownPanel()) : []),
         ...(state.beside >= 0 ? [state.beside] : [])];
     return shown.filter(i => panels[i] && !isExact(panels[i]));
@@ -198,6 +202,7 @@ function takeMap(i, source, buffer) {
 const setOf = mode => mode === "off" ? asked.off : asked.patched;
 
 function toggleHeads(list, mode) {
+    if (towers && mode === "patch") return;
     const names = list.map(i => panels[i].name), own = setOf(mode);
     const other = mode === "off" ? asked.patched : asked.off;
     if (mode === "patch" && !asked.other.trim()) {
@@ -316,6 +321,8 @@ function drawNext() {
 
 function tellPlace(text) {
     text.set("text", asked.text);
+    if (towers) text.set("source", asked.source);
+    if (towers && asked.attention !== "cross") text.set("attention", asked.attention);
     if (asked.other) text.set("other", asked.other);
     if (asked.off.size) text.set("off", [...asked.off].join(","));
     if (asked.patched.size) text.set("patched", [...asked.patched].join(","));
@@ -340,7 +347,9 @@ function chooseLanguage(name) {
 function readPlace() {
     const place = new URLSearchParams(location.hash.slice(1)), before = JSON.stringify(runOf());
     const heads = name => new Set((place.get(name) ?? "").split(",").filter(h => /^L\d{1,9}H\d{1,9}$/.test(h)));
-    asked.text = place.get("text") ?? (asked.text || example);
+    asked.text = place.get("text") ?? (asked.text || (towers ? "" : example));
+    asked.source = place.get("source") ?? (asked.source || example);
+    asked.attention = place.get("attention") === "self" ? "self" : "cross";
     asked.other = place.get("other") ?? "";
     asked.off = heads("off");
     asked.patched = heads("patched");
@@ -351,6 +360,7 @@ function readPlace() {
     chosenLanguage = Object.hasOwn(texts, place.get("lang") ?? "") ? place.get("lang") : "";
     byId("live-text").value = asked.text;
     byId("live-other").value = asked.other;
+    byId("live-source").value = asked.source;
     byId("live-second").open ||= asked.other !== "";
     markLive();
     readStation(place);
@@ -359,7 +369,8 @@ function readPlace() {
 
 function markLive() {
     markKnobs();
-    for (const [name, value] of [["live-at", asked.at], ["live-row", asked.chosenRow ? "chosen" : "last"]])
+    for (const [name, value] of [["live-at", asked.at], ["live-attention", asked.attention],
+        ["live-row", asked.chosenRow ? "chosen" : "last"]])
         for (const input of document.querySelectorAll(`input[name="${name}"]`))
             input.checked = input.value === value;
 }
@@ -380,9 +391,10 @@ async function saveReport() {
 // -- start ---------------------------------------------------------------------------------------
 
 function onType(event) {
-    asked[event.target.id === "live-text" ? "text" : "other"] = event.target.value;
+    const name = event.target.id.slice("live-".length); // text, other or source
+    asked[name] = event.target.value;
     typedAt ||= performance.now();
-    if (event.target.id === "live-text" || asked.patched.size) ask("maps");
+    if (name !== "other" || asked.patched.size) ask("maps");
     if (panels.length) rememberPlace();
 }
 
@@ -436,11 +448,33 @@ function fillFacts() {
     }
 }
 
+// The parts of a page of an encoder-decoder: a source, and which attention the maps show. Patches, changed
+// architectures, the steps of a head and the tour are for one text.
+function buildTowers() {
+    const names = [...document.querySelectorAll(".facts dt")].map(name => name.textContent);
+    towers = names.includes("source tokens, at most");
+    if (!towers) return;
+    byId("live-towers").hidden = false;
+    byId("live-text-name").textContent = t("live.target");
+    byId("live-text").placeholder = t("live.target.type");
+    for (const part of document.querySelectorAll("#live-second, #knobs, #plane, #diagram, #tour, #generate label"))
+        part.classList.add("unseen-part");
+    buildChoices(byId("live-attention"), "live-attention",
+        [["cross", t("live.attention.cross")], ["self", t("live.attention.self")]], asked.attention, value => {
+            asked.attention = value;
+            asked.off.clear(); // they are heads of the other attention
+            ask("maps");
+            rememberPlace();
+        });
+    byId("live-source").addEventListener("input", onType);
+}
+
 function startLive() {
     buildLanguages();
+    buildTowers();
     fillFacts();
-    buildTour();
-    buildChoices(byId("live-click"), "live-click", CLICKS, clickMeans, setClick);
+    if (!towers) buildTour();
+    buildChoices(byId("live-click"), "live-click", towers ? CLICKS.slice(0, 2) : CLICKS, clickMeans, setClick);
     buildChoices(byId("live-at"), "live-at", [["all", t("live.at.all")], ["last", t("live.at.last")]], asked.at,
         value => { asked.at = value; if (asked.patched.size) ask("maps"); rememberPlace(); });
     buildChoices(byId("live-row"), "live-row", [["last", t("next.last")], ["chosen", t("next.chosen")]], "last",

@@ -21,7 +21,7 @@ async function quit() {
     try {
         await post("quit", {});
         showStatus(t("server.ended"), false);
-        byId("live-text").disabled = byId("live-other").disabled = byId("live-quit").disabled = true;
+        for (const name of ["text", "other", "source", "quit"]) byId(`live-${name}`).disabled = true;
     } catch (error) {
         showFailure(error);
     }
