@@ -39,7 +39,7 @@ static void vary_layer(const mhai_live_vary *v, const mha_transformer_desc *d, m
     }
     if (d->positions != MHA_ENCODING_ROTARY) {
         l->flags &= ~(uint32_t)(MHA_LAYER_NO_ROPE | MHA_LAYER_ROPE_INTERLEAVED);
-        l->rotary_dim = l->rope_original_length = 0;
+        l->rotary_dim = l->rope_pairs = l->rope_original_length = 0;
         l->rope_base = l->rope_factor = l->rope_low = l->rope_high = l->rope_amplitude = 0;
         l->rope_scaling = MHA_ROPE_SCALING_LINEAR;
     } else if (v->rope_base > 0) {
