@@ -120,6 +120,15 @@ mha_status mhai_read_silu(const mhai_config *config)
     return mhai_config_choice(config, "hidden_act", "silu", acts, 2, &unused);
 }
 
+mha_status mhai_read_softcap(const mhai_config *config, const char *key, float usual,
+                             float *softcap)
+{
+    const json_t *found = json_object_get(config->root, key);
+    *softcap = found ? 0 : usual;
+    return mhai_config_absent(config, key) ? MHA_OK
+                                           : mhai_config_real(config, key, 1, 1e-6, 1e9, softcap);
+}
+
 mha_status mhai_read_multipliers(const mhai_config *config, mhai_family_plan *plan)
 {
     static const char *const keys[] = {"embedding_multiplier", "residual_multiplier",

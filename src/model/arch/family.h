@@ -477,6 +477,10 @@ extern const mhai_space_keys mhai_mamba_keys;
         MHAI_NAME("state_space.o_proj", mixer ".out_proj"),                       \
         MHAI_NAME("state_space", mixer) /* A_log, dt_bias and D */
 
+/* Read a softcap, which null turns off. usual: that of an absent field; 0: none. */
+MHA_NODISCARD mha_status mhai_read_softcap(const mhai_config *config, const char *key, float usual,
+                                           float *softcap);
+
 /* Read Granite's multipliers of embeddings, residuals, scores and logits. Call it after the layers
  * are described. */
 MHA_NODISCARD mha_status mhai_read_multipliers(const mhai_config *config, mhai_family_plan *plan);
