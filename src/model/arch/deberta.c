@@ -3,7 +3,6 @@
 #include "model/arch/family.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 static const mhai_weight_name names[] = {
@@ -24,23 +23,23 @@ static mha_status read_terms(const mhai_config *config, uint32_t *flags)
 {
     static const char key[] = "pos_att_type";
     static const char *const known[] = {"c2p", "p2c", "c2p|p2c", "p2c|c2p"};
-    const json_t *given = json_object_get(config->root, key), *second = json_array_get(given, 1);
-    const char *first = json_string_value(json_array_get(given, 0)), *text;
-    char joined[16] = "";
+    const json_t *given = json_object_get(config->root, key);
+    const bool list = json_is_array(given);
+    const size_t count = list ? json_array_size(given) : !mhai_config_absent(config, key);
     *flags = 0;
-    if (mhai_config_absent(config, key) || (json_is_array(given) && json_array_size(given) == 0))
-        return MHA_OK;
-    if (first && json_array_size(given) <= 2 && (!second || json_is_string(second)))
-        snprintf(joined, sizeof joined, "%s%s%s", first, second ? "|" : "",
-                 second ? json_string_value(second) : "");
-    text = json_is_string(given) ? json_string_value(given) : joined;
-    for (int i = 0; i < 4; i++)
-        if (strcmp(text, known[i]) == 0)
-            *flags = (i != 1 ? MHA_LAYER_CONTENT_TO_POSITION : 0) |
-                     (i != 0 ? MHA_LAYER_POSITION_TO_CONTENT : 0);
-    if (*flags) return MHA_OK;
-    return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, key,
-                            "is not known; expected c2p, p2c or both, once each");
+    for (size_t i = 0; i < count; i++) {
+        const char *text = json_string_value(list ? json_array_get(given, i) : given);
+        uint32_t terms = 0;
+        for (int k = 0; text && k < (list ? 2 : 4); k++)
+            if (strcmp(text, known[k]) == 0)
+                terms = (k != 1 ? MHA_LAYER_CONTENT_TO_POSITION : 0) |
+                        (k != 0 ? MHA_LAYER_POSITION_TO_CONTENT : 0);
+        if (!terms || *flags & terms)
+            return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, key,
+                                    "is not known; expected c2p, p2c or both, once each");
+        *flags |= terms;
+    }
+    return MHA_OK;
 }
 
 mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *family,
