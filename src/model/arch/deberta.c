@@ -42,15 +42,14 @@ static mha_status read_terms(const mhai_config *config, uint32_t *flags)
     return MHA_OK;
 }
 
-mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *family,
-                             mhai_family_plan *plan)
+mha_status mhai_read_deberta(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
     mha_feed_forward kind;
     bool placed, relative;
     uint32_t terms;
     int64_t most, width;
-    MHA_TRY(mhai_read_sizes(config, family, "intermediate_size", d));
+    MHA_TRY(mhai_read_sizes(config, &mhai_family_deberta, "intermediate_size", d));
     MHA_TRY(mhai_config_optional(config, "embedding_size", d->embed_dim, d->embed_dim, d->embed_dim,
                                  &width));
     MHA_TRY(
@@ -66,8 +65,7 @@ mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *famil
     MHA_TRY(mhai_config_optional(config, "max_relative_positions", INT32_MIN, MHAI_MOST_POSITIONS,
                                  -1, &most));
     MHA_TRY(mhai_plan_layers(plan));
-    const int factor =
-        1 + !!(terms & MHA_LAYER_CONTENT_TO_POSITION) + !!(terms & MHA_LAYER_POSITION_TO_CONTENT);
+    const int factor = terms == 0 ? 1 : terms & (terms - 1) ? 3 : 2; /* terms of a score */
     for (int64_t i = 0; i < d->num_layers; i++) {
         mha_layer_desc *l = &plan->layers[i];
         l->scale = 1 / sqrtf((float)(factor * (d->embed_dim / d->num_heads)));
@@ -77,11 +75,6 @@ mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *famil
     return MHA_OK;
 }
 
-static mha_status read_deberta(const mhai_config *config, mhai_family_plan *plan)
-{
-    static const char *const refused[] = {"talking_head", NULL};
-    MHA_TRY(mhai_config_refuse(config, refused));
-    return mhai_read_deberta(config, &mhai_family_deberta, plan);
-}
-
-const mhai_family mhai_family_deberta = {MHAI_DEBERTA_FILES("deberta"), .read = read_deberta};
+static const char *const refused[] = {"talking_head", NULL};
+const mhai_family mhai_family_deberta = {MHAI_DEBERTA_FILES("deberta"), .refused = refused,
+                                         .read = mhai_read_deberta};

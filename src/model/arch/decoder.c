@@ -85,7 +85,6 @@ static mha_status read_decoder(const mhai_config *config, const mhai_family *fam
     d->positions = MHA_ENCODING_ROTARY;
     d->feed_forward = MHA_FEED_FORWARD_SWIGLU;
     if (!family->both_ways) MHA_TRY(mhai_config_unset(config, "use_bidirectional_attention"));
-    if (family->refused) MHA_TRY(mhai_config_refuse(config, family->refused));
     MHA_TRY(read_sizes(config, family, plan));
     MHA_TRY(read_norms(config, family, d));
     MHA_TRY(read_bias_keys(config, family, plan));
@@ -196,6 +195,7 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 mha_status mhai_family_read(const mhai_family *family, const mhai_config *config,
                             mhai_family_plan *plan)
 {
+    if (family->refused) MHA_TRY(mhai_config_refuse(config, family->refused));
     if (family->llama) MHA_TRY(read_decoder(config, family, plan));
     if (family->read) MHA_TRY(family->read(config, plan));
     if (!family->llama || family->fixed_rope || plan->desc.positions != MHA_ENCODING_ROTARY)
