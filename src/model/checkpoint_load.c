@@ -144,7 +144,7 @@ static mha_status check_numbers(const loading *l)
 static bool values_are_keys(const mhai_family_plan *plan, const char *ours)
 {
     const long long layer = strtoll(ours + strlen("layers."), NULL, 10);
-    return plan->keys_as_values && !(plan->layers[layer].flags & MHA_LAYER_WINDOW);
+    return plan->keys_as_values && !mhai_slides(plan, layer);
 }
 
 /* The row of the family's names whose weight is in the file, NULL for our own name, or the first
