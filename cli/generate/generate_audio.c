@@ -12,17 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-ARENA_RELEASE(free_audio, mha_audio_free)
 ARENA_RELEASE(free_transcript, mha_transcript_free)
-
-cli_exit generate_read_audio(const char *path, mha_audio **audio)
-{
-    if (!path) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(1, audio));
-    (*audio)->struct_size = sizeof **audio;
-    CLI_TRY(cli_check(mha_audio_read(path, *audio)));
-    return arena_keep(*audio, free_audio);
-}
 
 /* A transcription in progress: what is already printed. */
 typedef struct listener {

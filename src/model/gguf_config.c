@@ -493,7 +493,7 @@ static mha_status add_others(const mhai_gguf_reading *r)
         double x;
         if (!mhai_gguf_key(r, limits[i].key, &value)) continue;
         MHA_TRY(mha_gguf_real(&value, 0, &x));
-        if (x < limits[i].only || x > limits[i].only)
+        if (!(x >= limits[i].only && x <= limits[i].only))
             return mhai_gguf_refuse(r, &value, "has a value that is not supported");
     }
     return mhai_put_bool(r->root, "new_decoder_architecture", true) &&

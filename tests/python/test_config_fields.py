@@ -168,7 +168,7 @@ BASES = {  # settings of each family with which more of its fields matter
                     dict(LATENT, **KIMI, num_hidden_layers=5, n_group=4, topk_group=2, attention_bias=True)],
     "opt": [dict(ffn_dim=48), dict(ffn_dim=48, do_layer_norm_before=False, enable_bias=False)],
     "biogpt": [{}, dict(scale_embedding=False, tie_word_embeddings=False)],
-    "bloom": [{}, dict(tie_word_embeddings=False)],
+    "bloom": [{}, dict(tie_word_embeddings=False, pretraining_tp=2)],
     "mpt": [{}, dict(attn_config=dict(softmax_scale=0.4))],
     "gpt_neo": [dict(attention_types=[[["global", "local"], 1]], window_size=5),
                 dict(attention_types=[[["local"], 2]], window_size=4, intermediate_size=40)],

@@ -193,6 +193,9 @@ def test_the_program_shows_heads_and_refuses_the_rest(made, tmp_path):
     ("Gemma4", "hidden_activation", "silu", "hidden_activation 'silu'"),
     ("Gemma4, biases", "rope_parameters", {**ROPE, "full_attention": {**ROPE["full_attention"],
                                                                       "partial_rotary_factor": 1.1}}, "is 1.1, expected"),
+    ("Gemma4, biases", "rope_parameters", {**ROPE, "sliding_attention": {
+        "rope_type": "yarn", "rope_theta": 5e3, "factor": 4., "original_max_position_embeddings": 64,
+        "truncate": False}}, "'truncate' of 'sliding_attention' is not true"),
     ("Gemma4, keys as values", "attention_k_eq_v", False, "layers.1.self_attn.v_proj.weight' is missing"),
     ("Gemma4, keys as values", "final_logit_softcapping", 0, "'final_logit_softcapping' is 0")])
 def test_rejected_models(saved, tmp_path, kind, field, value, words):

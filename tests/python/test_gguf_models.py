@@ -660,6 +660,7 @@ def test_parts(tmp_path):
     ({"feed_forward_length": [56, 56, 48]}, "'llama.feed_forward_length' differs from layer to layer"),
     ({"feed_forward_length": [56, 56]}, "'llama.feed_forward_length' has 2 elements, expected 3"),
     ({"attention.sliding_window_pattern": 2}, "'llama.*pattern' is not supported in this architecture"),
+    ({"attention.max_alibi_bias": float("nan")}, "max_alibi_bias' has a value that is not supported"),
     ({"attention.causal": False}, "'llama.attention.causal' is false"),
     ({"attention.head_count": "four"}, "head_count"),
     ({"rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is not supported here"),

@@ -16,8 +16,6 @@ from ._library import Context, check, default_context, model_library
 if TYPE_CHECKING:
     from ._model import Model
 
-_WORDS, _TIMESTAMPS = 1, 2  # mha_transcription_desc.flags
-
 
 class Segment(NamedTuple):
     """A part of the audio between two timestamps; times are in seconds."""
@@ -98,8 +96,9 @@ def transcribe(model: Model, source: Any, prompt: list[int], words: bool, timest
     if integer(max_tokens, "max_tokens") < 0:
         raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens")
     given, chosen = np.array(prompt, np.int32), np.array(heads or [], np.int32).reshape(-1, 2)
+    flags = _abi.TRANSCRIBE_FLAGS
     desc = _abi.TranscriptionDesc(
-        flags=_WORDS * words | _TIMESTAMPS * timestamps, samples=samples.ctypes.data,
+        flags=flags["words"] * words | flags["timestamps"] * timestamps, samples=samples.ctypes.data,
         count=len(samples), prompt=given.ctypes.data, prompt_count=len(given), max_tokens=max_tokens,
         heads=chosen.ctypes.data, head_count=len(chosen))
     found = _abi.Transcript()

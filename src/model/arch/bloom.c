@@ -12,7 +12,14 @@ static const mhai_shape_keys bloom_keys = {
 static const char *const refused[] = {"apply_residual_connection_post_layernorm", NULL};
 static mha_status read_bloom(const mhai_config *config, mhai_family_plan *plan)
 {
-    (void)config;
+    static const char key[] = "slow_but_exact";
+    int64_t parts;
+    bool exact;
+    MHA_TRY(mhai_config_bool(config, key, false, &exact));
+    MHA_TRY(mhai_config_optional(config, "pretraining_tp", 1, MHAI_MOST_WIDTH, 1, &parts));
+    if (exact && parts > 1) /* transformers then omits the biases of two projections */
+        return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, key,
+                                "is set and 'pretraining_tp' is above 1, which is not supported");
     plan->desc.positions = MHA_ENCODING_NONE;
     plan->desc.feed_forward = MHA_FEED_FORWARD_GELU_TANH;
     plan->desc.ff_dim = 4 * plan->desc.embed_dim;
