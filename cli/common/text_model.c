@@ -185,19 +185,23 @@ cli_exit text_read(const text_request *request, mha_tokens **tokens)
     }
 }
 
-/* Warn if most of a text is unknown to the tokenizer, whose settings may then be wrong. */
+/* Warn once if most of a text is unknown to the tokenizer, whose settings may then be wrong. */
 static void warn_of_unknown(const text_model *model, const mha_model *reader,
                             const mha_tokens *tokens)
 {
     mha_tokenizer_info info = {.struct_size = sizeof info, .unk_id = -1};
     int64_t unknown = 0, own = 0;
+    static bool warned;
     const mha_tokenizer *tokenizer = mha_model_tokenizer(reader);
-    if (!tokenizer || mha_tokenizer_describe(tokenizer, &info) != MHA_OK || info.unk_id < 0) return;
+    if (warned || !tokenizer || mha_tokenizer_describe(tokenizer, &info) != MHA_OK ||
+        info.unk_id < 0)
+        return;
     for (int64_t i = 0; i < tokens->count; i++) {
         own += tokens->sequence[i] >= 0;
         unknown += tokens->ids[i] == info.unk_id;
     }
     if (2 * unknown <= own) return;
+    warned = true;
     cli_warn("%s%" PRId64 " of %" PRId64 " tokens of the text are unknown to the tokenizer%s",
              model->where, unknown, own,
              info.lowercase ? ", which lowercases; for a vocabulary with capital letters, set "

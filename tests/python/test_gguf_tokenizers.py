@@ -123,3 +123,5 @@ def test_texts_of_unknown_tokens_are_reported(tmp_path):
     for text, warning in ("\u16a0 \u16a2 a", "2 of 3 tokens of the text are unknown to the tokenizer, which lowercases"), ("a b", ""):
         done = subprocess.run([PROGRAM, "view", tmp_path / "model.gguf", text], capture_output=True, text=True)
         assert done.returncode == 0 and warning in done.stderr and ("unknown" in done.stderr) == bool(warning)
+    done = subprocess.run([PROGRAM, "heads", tmp_path / "model.gguf", "\u16a0", "\u16a1"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.count("are unknown") == 1, done.stderr
