@@ -2,9 +2,11 @@
 #include "common/exits.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The one table from library status to exit code. A status that it lacks is an internal error. */
 static const struct {
@@ -101,12 +103,20 @@ void cli_note(bool quiet, const char *format, ...)
     va_end(arguments);
 }
 
+/* Whether nobody reads stdout's pipe. errno does not tell: an earlier print may have failed. */
+static bool reader_is_gone(void)
+{
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    return poll(&out, 1, 0) == 1 && out.revents & (POLLERR | POLLHUP);
+}
+
 cli_exit cli_finish_stdout(cli_exit code)
 {
     errno = 0;
     bool failed = fflush(stdout) != 0 || ferror(stdout);
     if (!failed || code != CLI_OK) return code;
-    if (errno == EPIPE) return CLI_NO_OUTPUT;
+    const int error = errno;
+    if (error == EPIPE || reader_is_gone()) return CLI_NO_OUTPUT;
     return cli_fail(CLI_NO_OUTPUT, "stdout: cannot write: %s",
-                    errno ? strerror(errno) : "write error");
+                    error ? strerror(error) : "write error");
 }

@@ -6,7 +6,6 @@
 #include "common/launched.h"
 #include "common/progress.h"
 
-#include <multihead/audio.h>
 #include <multihead/component.h>
 
 #include <inttypes.h>
@@ -241,6 +240,16 @@ cli_exit text_model_encode_source(const text_model *model, const text_limits *li
                                   const char *text, size_t bytes, mha_tokens **tokens)
 {
     return encode(model, mha_model_encoder(model->model), limits, text, bytes, NULL, 0, tokens);
+}
+
+ARENA_RELEASE(free_audio, mha_audio_free)
+
+cli_exit text_read_audio(const char *path, mha_audio **audio)
+{
+    CLI_TRY(ARENA_ALLOC(1, audio));
+    (*audio)->struct_size = sizeof **audio;
+    CLI_TRY(cli_check(mha_audio_read(path, *audio)));
+    return arena_keep(*audio, free_audio);
 }
 
 cli_exit text_model_read_image(const text_model *model, const char *path, mha_tokens **tokens)

@@ -13,6 +13,7 @@
 
 #include "common/maps.h"
 
+#include <multihead/audio.h>
 #include <multihead/study.h>
 
 typedef struct text_model {
@@ -87,6 +88,9 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
 /* The same for the input of model.encoder. */
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, mha_tokens **tokens);
+
+/* Read a wav file, before the model, which may take long to load. */
+cli_exit text_read_audio(const char *path, mha_audio **audio);
 
 /* The patches of an image file. Errors are printed. */
 cli_exit text_model_read_image(const text_model *model, const char *path, mha_tokens **tokens);

@@ -504,7 +504,7 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     CLI_TRY(args_check(&generate_page, &line));
     CLI_TRY(check_options(&options, &r));
     CLI_TRY(check_text_options(&options, line.plain.count > 1));
-    CLI_TRY(generate_read_audio(options.audio, &audio));
+    if (options.audio) CLI_TRY(text_read_audio(options.audio, &audio));
     CLI_TRY(load(&r, &options, line.plain.items[0]));
     const char *text = line.plain.count > 1 ? line.plain.items[1] : "";
     const char *shown = r.tokenizer && !options.chat ? text : NULL;

@@ -10,18 +10,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-ARENA_RELEASE(free_audio, mha_audio_free)
 ARENA_RELEASE(free_transcript, mha_transcript_free)
-
-cli_exit generate_read_audio(const char *path, mha_audio **audio)
-{
-    if (!path) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(1, audio));
-    (*audio)->struct_size = sizeof **audio;
-    CLI_TRY(cli_check(mha_audio_read(path, *audio)));
-    return arena_keep(*audio, free_audio);
-}
 
 /* A transcription in progress: what is already printed. */
 typedef struct listener {
@@ -30,6 +21,7 @@ typedef struct listener {
     progress shown;
     size_t bytes;
     int64_t tokens, words;
+    bool unended; /* the terminal's line has text, which progress would erase */
 } listener;
 
 static void print_new(listener *l, const mha_transcript *t)
@@ -47,13 +39,20 @@ static void print_new(listener *l, const mha_transcript *t)
     l->bytes = bytes;
 }
 
+static void clear_progress(const listener *l)
+{
+    if (!l->unended) progress_clear(&l->shown);
+}
+
 static mha_status after_window(void *user, const mha_transcript *t, int64_t done)
 {
     listener *l = user;
-    progress_clear(&l->shown);
+    clear_progress(l);
     print_new(l, t);
     if (cli_finish_stdout(CLI_OK) != CLI_OK) return MHA_ERR_CALLBACK; /* reported */
-    if (done < l->audio->count)
+    l->unended = l->shown.terminal && isatty(STDOUT_FILENO) && (l->bytes > 0 || l->tokens > 0) &&
+                 !(l->job->desc.flags & MHA_TRANSCRIBE_WORDS);
+    if (done < l->audio->count && !l->unended)
         progress_show(&l->shown, (double)done / (double)l->audio->count, "%.0f of %.0f s of audio",
                       (double)done / MHA_AUDIO_RATE, (double)l->audio->count / MHA_AUDIO_RATE);
     return MHA_OK;
@@ -108,8 +107,8 @@ cli_exit generate_audio(const audio_job *job, const mha_audio *audio)
     const double from = seconds_now();
     progress_show(&l.shown, 0, "%.0f s of audio", (double)audio->count / MHA_AUDIO_RATE);
     const mha_status status = mha_transcribe(job->context, job->model, &desc, transcript);
-    progress_clear(&l.shown);
-    if (status == MHA_ERR_CALLBACK) return cli_finish_stdout(CLI_OK);
+    clear_progress(&l);
+    if (status == MHA_ERR_CALLBACK) return CLI_NO_OUTPUT;
     if (status == MHA_ERR_NUMERIC) return cli_fail(CLI_BAD_INPUT, "%s", mha_error_detail());
     CLI_TRY(cli_check(status));
     CLI_TRY(arena_keep(transcript, free_transcript));

@@ -15,9 +15,6 @@ typedef struct audio_job {
     bool stats, quiet;
 } audio_job;
 
-/* Read the file of --audio before the model, which may take long to load. NULL stays NULL. */
-cli_exit generate_read_audio(const char *path, mha_audio **audio);
-
 /* Transcribe, and print the text of each window, or its words. */
 cli_exit generate_audio(const audio_job *job, const mha_audio *audio);
 

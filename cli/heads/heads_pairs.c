@@ -13,6 +13,9 @@ cli_exit heads_pairs_check(const heads_options *o, const text_model *model)
         return !o->self
                    ? CLI_OK
                    : cli_fail(CLI_USAGE, "--self: %s is no encoder-decoder; omit it", o->model);
+    if (o->images.count > 0)
+        return cli_fail(CLI_UNSUPPORTED, "%s: the model reads texts, not images; omit --image",
+                        o->model);
     const char *lacks = o->conllu                       ? "conllu"
                         : o->whole                      ? "whole"
                         : o->cut > 0                    ? "cut"

@@ -92,11 +92,12 @@ static void print_title(const heads_found *found, int64_t width)
                                    attention ? attention : "", attention ? ", " : "");
     if (used >= 400) used = 399; /* for very long names */
     if (found->of.texts)
-        used += (size_t)snprintf(line + used, LINE_BYTES - used, "%s %s%s, %s %stokens%s",
-                                 words_count(found->of.text_count).text,
-                                 found->images ? "image" : "text", words_s(found->of.text_count),
-                                 words_count(found->of.token_count).text,
-                                 found->cross ? "source " : "", found->of.random ? "; " : "");
+        used +=
+            (size_t)snprintf(line + used, LINE_BYTES - used, "%s %s%s, %s %stoken%s%s",
+                             words_count(found->of.text_count).text,
+                             found->images ? "image" : "text", words_s(found->of.text_count),
+                             words_count(found->of.token_count).text, found->cross ? "source " : "",
+                             words_s(found->of.token_count), found->of.random ? "; " : "");
     if (found->of.random)
         snprintf(line + used, LINE_BYTES - used,
                  "%" PRId64 " x %" PRId64 " random tokens, %" PRId64 " times over",

@@ -47,8 +47,8 @@ const args_page serve_page = {
 
 #ifdef CLI_HAS_SERVE
 
-/* The page's address, with an initial text after the '#', which browsers do not send to servers. */
-/* field: of the state, in which the text is. */
+/* The page's address, with an initial text as a field of the state after the '#', which browsers do
+ * not send to servers. */
 static void print_address(const serve_site *site, const char *field, const char *text)
 {
     cli_print("http://%s:%d/%s/", site->address, site->port, site->token);

@@ -11,16 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-ARENA_RELEASE(free_audio, mha_audio_free)
 ARENA_RELEASE(free_transcript, mha_transcript_free)
-
-static cli_exit read_audio(const char *path, mha_audio **audio)
-{
-    CLI_TRY(ARENA_ALLOC(1, audio));
-    (*audio)->struct_size = sizeof **audio;
-    CLI_TRY(cli_check(mha_audio_read(path, *audio)));
-    return arena_keep(*audio, free_audio);
-}
 
 /* The decoder's text: that of the command line, or the transcript. */
 static cli_exit find_text(const view_options *options, const text_model *model,
@@ -85,7 +76,7 @@ cli_exit view_audio(const view_options *options)
         return cli_fail(CLI_USAGE, "the text is empty; omit it to transcribe the audio");
     ranks_release();
     if (!ranks_first()) return CLI_OK;
-    CLI_TRY(read_audio(options->audio, &audio));
+    CLI_TRY(text_read_audio(options->audio, &audio));
     CLI_TRY(maps_new(&maps));
     CLI_TRY(text_model_open_audio(options->model, options->threads, &model));
     CLI_TRY(maps_pick(&options->layers, &options->heads, model.layers, model.heads, &picks));

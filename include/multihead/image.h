@@ -52,8 +52,8 @@ typedef struct mha_image {
  *          pixel).
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FORMAT (neither PNG nor JPEG,
  *          truncated, damaged, a wrong checksum); MHA_ERR_SIZE (the bounds above);
- *          MHA_ERR_UNSUPPORTED (a JPEG of 2 channels; built without libpng or libjpeg); MHA_ERR_NOMEM. *image is then
- *          unchanged.
+ *          MHA_ERR_UNSUPPORTED (a JPEG of 2 channels; built without libpng or libjpeg);
+ *          MHA_ERR_NOMEM. *image is then unchanged.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_image_read(const void *bytes, size_t size, mha_image *image);

@@ -305,7 +305,7 @@ typedef struct mha_model_shape {
 
 /**
  * Read the shape of a model's attention from FOLDER/config.json (no weights are needed) or from the
- * metadata of a GGUF file. Also supports mixtral, which mha_model_load() does not.
+ * metadata of a GGUF file; of an encoder-decoder that of the encoder.
  *
  * Memory   fills *shape, up to shape->struct_size bytes.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FILE (no config.json);

@@ -406,8 +406,8 @@ typedef struct mha_study_desc {
 } mha_study_desc;
 
 /**
- * Create a study of a model's heads over texts, or over images (mha_tokens_read_image()). Count all texts before measuring the first one: rare words are
- * determined from all of them. Call in this order:
+ * Create a study of a model's heads over texts, or over images (mha_tokens_read_image()). Count all
+ * texts before measuring the first one: rare words are determined from all of them. Call in this order:
  *
  *   mha_study_count() for each text; mha_study_begin(); mha_study_text() for each text, in
  *   the order of mha_study_next();
@@ -489,17 +489,17 @@ typedef struct mha_study_visit {
  *
  * Memory   scratch from the context; borrows everything for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (mha_study_begin() was not called, an id that the model
- *          lacks, a link of a missing word, a source without an encoder or none with one); those of mha_head_pass_run(), including MHA_ERR_NUMERIC
- *          for attention weights that are not finite; the status that progress or after_layer
- *          returned.
+ *          lacks, a link of a missing word, a source without an encoder or none with one); those of
+ *          mha_head_pass_run(), including MHA_ERR_NUMERIC for attention weights that are not finite;
+ *          the status that progress or after_layer returned.
  * Threads  one.   Accuracy  as mha_head_pass_run().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_text(mha_study *study, const mha_tokens *tokens,
                                                 const mha_study_visit *visit);
 
 /** Create found.random, or discard its results, and restore the sequences of the state. It stays NULL
- * for an encoder-decoder, and if the model is too small for MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one.
- * Since 0.1 */
+ * for an encoder-decoder, and if the model is too small for MHA_RANDOM_LEAST_BLOCK. Memory, Errors as
+ * mha_study_begin(). Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 
 /** Draw the next sequence from found.plan, and measure it unless another rank does. Memory, Errors, Accuracy

@@ -61,15 +61,15 @@ MHA_API MHA_NODISCARD mha_status mha_model_speech_settings(const mha_model *mode
  *   m[t,s]   = mean over h of the median of z[h,t,s-w .. s+w]  reflected at both ends, 2 w + 1 = width
  *
  * The path from (0,0) to (T-1,S-1) by steps (1,1), (1,0), (0,1) maximises the sum of m (Sakoe and Chiba
- * 1978; Giorgino 2009). The diagonal is only taken if it is strictly best, then (1,0).
+ * 1978; Giorgino 2009). (1,1) or (1,0) is taken only if it is strictly best, otherwise (0,1).
  *
  *   p f32 [H,T,S] in, any strides    width odd; with S <= w no median is taken
  *   columns [T] out, the first column of each row's part of the path
  *
- * Memory   scratch of 9 (T + 1) (S + 1) bytes from the context.
+ * Memory   scratch of at most 17 (T + 1) (S + 1) + 8 width bytes from the context.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE (p), MHA_ERR_ARGUMENT (width), MHA_ERR_NUMERIC (p is not finite),
  *          MHA_ERR_SIZE, MHA_ERR_NOMEM.
- * Threads  one call per context.   Cost  H T S width log width, and T S.
+ * Threads  one call per context.   Cost  at most H T S width^2, and T S.
  * Accuracy in double.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_warp_rows(mha_context *context, const mha_tensor *p,
@@ -126,9 +126,10 @@ typedef struct mha_transcription_desc {
     const int32_t *prompt;
     int64_t prompt_count;
     int64_t max_tokens; /* of a window; 0: as many as there are positions */
-    const int32_t
-        *heads; /* [head_count,2] for times of words; NULL: alignment_heads, otherwise the */
-    int64_t head_count;            /* heads with the highest scores, 6 or at most half of all */
+    /* [head_count,2] for times of words; NULL: alignment_heads, otherwise the heads with the highest
+     * scores, 6 or at most half of all */
+    const int32_t *heads;
+    int64_t head_count;
     const mha_sampling *sampling;  /* NULL: the most likely token */
     const mha_decoder_desc *cache; /* as in mha_generation_desc */
     /* Called after each window with all results so far; samples `done` of count are transcribed.

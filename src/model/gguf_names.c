@@ -122,8 +122,7 @@ const mhai_weight_name mhai_gguf_space_names[] = {
     END};
 const mhai_weight_name mhai_gguf_fused_names[] = {COMMON, GATED, FUSED, END};
 const mhai_weight_name mhai_gguf_alibi_names[] = {
-    MHAI_NAME("embed_norm", "token_embd_norm"),     COMMON, GATED, FUSED,
-    {"self_attn.alibi_slopes", "", MHAI_SLOPES, 0}, END};
+    COMMON, GATED, FUSED, {"self_attn.alibi_slopes", "", MHAI_SLOPES, 0}, END};
 const mhai_weight_name mhai_gguf_falcon_names[] = {MHAI_NAME("self_attn_norm", "attn_norm_2"),
                                                    MHAI_NAME("mlp_norm", "attn_norm"),
                                                    COMMON,

@@ -59,6 +59,7 @@ static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
     mhai_config text = *whole, *config = &text;
     MHA_TRY(mhai_family_find(config, false, &a));
     MHA_TRY(mhai_family_enter(a, config));
+    if (a->encoder) a = a->encoder; /* whose sizes the keys name */
     MHA_TRY(check_latent(config, a));
     const mhai_shape_keys *keys = a->keys;
     MHA_TRY(mhai_config_count(config, mhai_size_key(config, keys->embed, mhai_usual_keys.embed), 1,

@@ -294,7 +294,7 @@ mha_status mha_model_read_image(const mha_model *model, const mha_image *image,
         return mha_fail(MHA_ERR_UNSUPPORTED, "the model (%s) reads texts, not images",
                         model->info.architecture);
     if (!image->pixels || image->width < 1 || image->height < 1)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_image: has no pixels");
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_image: the image has no pixels");
     mha_picture made = {.struct_size = sizeof made,
                         .rows = p->rows,
                         .cols = p->cols,

@@ -1,5 +1,6 @@
 /* Internals of matrix products: the division of a product into blocks (matmul.c), and products with
- * weights in rows (matmul_rows.c), in f32, int8 (matmul_int8.c), bf16 (matmul_bf16.c) and tiles of bf16 (matmul_tiles.c). */
+ * weights in rows (matmul_rows.c), in f32, int8 (matmul_int8.c), bf16 (matmul_bf16.c) and bf16 with
+ * the sums of tiles (matmul_tiles.c). */
 #ifndef MHAI_MATMUL_PARTS_H
 #define MHAI_MATMUL_PARTS_H
 
@@ -122,7 +123,7 @@ MHA_NODISCARD mha_status mhai_round_rows(mha_context *context, const mhai_matmul
 void mhai_mark_rows(const mhai_rounded *rounded);
 size_t mhai_rounded_bytes(int64_t rows, int64_t inner);
 
-/* The product with the sums of tiles, and all its scratch bytes. */
+/* The product with the sums of tiles, and all its scratch bytes. from NULL: job->panels are packed. */
 MHA_NODISCARD mha_status mhai_rows_tiles(mha_context *context, const mhai_matmul *job,
                                          const mhai_rows *from);
 size_t mhai_rows_tiles_bytes(const mha_context *context, int64_t rows, int64_t inner);

@@ -152,7 +152,7 @@ size_t mhai_rows_tiles_bytes(const mha_context *context, int64_t rows, int64_t i
     return mhai_rounded_bytes(rows, inner) + memory_bytes(context) + 64; /* 64 for alignment */
 }
 
-static mha_status run(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
+mha_status mhai_rows_tiles(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
 {
     tiles_job j = {.job = job, .kernels = mhai_int8_kernels_for(context->isa)};
     MHA_TRY(mhai_round_rows(context, job, true, &j.rounded));
@@ -165,13 +165,8 @@ static mha_status run(mha_context *context, const mhai_matmul *job, const mhai_r
     return MHA_OK;
 }
 
-mha_status mhai_rows_tiles(mha_context *context, const mhai_matmul *job, const mhai_rows *from)
-{
-    return run(context, job, from);
-}
-
 mha_status mhai_matmul_run_tiles(mha_context *context, const mhai_matmul *job)
 {
     const mha_scratch_mark mark = mha_scratch_top(context);
-    return mha_scratch_end(context, mark, run(context, job, NULL));
+    return mha_scratch_end(context, mark, mhai_rows_tiles(context, job, NULL));
 }

@@ -455,14 +455,14 @@ def file_size_limit():
 
 def closed_pipe():
     """If the reader closes the pipe, the exit code is 6, and there is no message."""
-    for arguments in ([], ["--json", "-"]):
+    for arguments in ["view"], ["view", "--json", "-"], ["heads", "--csv"], ["heads", "--json", "--corpus"]:
         read, write = os.pipe()
         os.close(read)
-        done = subprocess.run([PROGRAM, "view", MODEL, TEXT, *arguments], stdout=write,
+        done = subprocess.run([PROGRAM, *arguments, MODEL, TEXT], stdout=write,
                               stderr=subprocess.PIPE, check=False, env=environment())
         os.close(write)
         check(done.returncode == NO_OUTPUT and done.stderr == b"",
-              f"closed pipe: {done.returncode} {done.stderr!r}")
+              f"closed pipe: {arguments}: {done.returncode} {done.stderr!r}")
     done = subprocess.run(["sh", "-c", '"$0" view "$1" cat --svg x.svg 1>&- 2>&-', PROGRAM, MODEL],
                           check=False, env=environment(), cwd=FOLDER)
     check(done.returncode == 0 and (FOLDER / "x.svg").read_text().startswith("<"),

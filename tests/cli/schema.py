@@ -1,7 +1,10 @@
 """docs/schema.json is the JSON Schema of the program's JSON output, and the objects of this test
 must match it. --update generates it from these objects."""
 import json
+import shutil
+import struct
 import sys
+import zlib
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
@@ -9,7 +12,8 @@ from harness import *  # noqa: E402,F403
 
 FILE = ROOT / "docs" / "schema.json"
 # The data name these members. Their values share one schema.
-NAMED = {"measures", "scores", "relations", "estimate", "direct", "effect", "interaction", "distributions", "luck"}
+NAMED = {"measures", "scores", "places", "relations", "estimate", "direct", "effect", "interaction", "distributions",
+         "luck"}
 # Members that depend on the machine.
 UNKNOWN = ("processor", "microarchitecture", "processor_id", "l2_bytes", "peak_gflops", "peak_bf16_gflops", "bandwidth_gbs",
            "percent_of_peak", "percent_of_roofline", "best_percent_of_roofline", "peak_gflops_beside", "bandwidth_gbs_beside",
@@ -81,6 +85,55 @@ def lines_of(schema, indent=0):
     return "{\n" + ",\n".join(rows) + "\n" + " " * indent + "}"
 
 
+def picture(path):
+    """A grey PNG of 4 x 4 pixels."""
+    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0)) +
+                     chunk(b"IDAT", zlib.compress(b"\0\0\x50\xa0\xf0" * 4)) + chunk(b"IEND", b""))
+    return path
+
+
+def write_vit(folder):
+    """A vision transformer without weights: one layer of two heads, 2 x 2 patches."""
+    layer, sizes = "encoder.layer.0.", {"attention.output.dense": [4, 4], "intermediate.dense": [8, 4], "output.dense": [4, 8]}
+    sizes |= {f"attention.attention.{name}": [4, 4] for name in ("query", "key", "value")}
+    shapes = {"embeddings.cls_token": [1, 1, 4], "embeddings.position_embeddings": [1, 5, 4],
+              "embeddings.patch_embeddings.projection.weight": [4, 3, 2, 2], "embeddings.patch_embeddings.projection.bias": [4]}
+    for name, shape in sizes.items():
+        shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
+    for norm in f"{layer}layernorm_before", f"{layer}layernorm_after", "layernorm":
+        shapes |= {f"{norm}.weight": [4], f"{norm}.bias": [4]}
+    write_weights(folder, shapes)
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "vit", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+        "image_size": 4, "patch_size": 2}))
+    (folder / "preprocessor_config.json").write_text(json.dumps({
+        "image_processor_type": "ViTImageProcessor", "size": {"height": 4, "width": 4}, "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3}))
+    return folder
+
+
+def write_t5(folder):
+    """An encoder-decoder without weights, and with the special tokens of MODEL."""
+    shapes = {"shared.weight": [len((MODEL / "vocab.txt").read_text().splitlines()), 4]}
+    for side, blocks in ("encoder", ["SelfAttention", ""]), ("decoder", ["SelfAttention", "EncDecAttention", ""]):
+        shapes[f"{side}.final_layer_norm.weight"] = [4]
+        shapes[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = [32, 2]
+        for number, block in enumerate(blocks):
+            layer = f"{side}.block.0.layer.{number}."
+            shapes[f"{layer}layer_norm.weight"] = [4]
+            shapes |= {f"{layer}{block}.{name}.weight": [4, 4] for name in "qkvo" if block}
+            shapes |= {f"{layer}DenseReluDense.{name}.weight": shape for name, shape in (("wi", [8, 4]), ("wo", [4, 8]))
+                       if not block}
+    write_weights(folder, shapes)
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "t5", "vocab_size": shapes["shared.weight"][0], "d_model": 4, "d_kv": 2, "d_ff": 8, "num_layers": 1,
+        "num_heads": 2, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}))
+    for name in "vocab.txt", "tokenizer_config.json":
+        shutil.copy(MODEL / name, folder)
+    return folder
+
+
 def objects():
     """(name, object) of every kind of JSON."""
     demo, lines = FOLDER / "demo", FOLDER / "lines.txt"
@@ -102,6 +155,11 @@ def objects():
     for more in (), ("--self",):
         yield "view", written("view", both, "a b c", "c b a", *more, "--json", "-")
         yield "heads", written("heads", both, "--text", pairs, *more, "--json", "--corpus")
+    yield "view", written("view", write_t5(FOLDER / "t5"), TEXT, TEXT, "--json", "-")
+    vit, image = write_vit(FOLDER / "vit"), picture(FOLDER / "a.png")
+    yield "view", written("view", vit, "--image", image, "--json", "-")
+    for more in (), ("--corpus",):
+        yield "heads", written("heads", vit, "--image", image, "--json", *more)
     yield "ablate", written("ablate", demo, "--text", lines, "--json")
     yield "perplexity", written("perplexity", demo, "--text", lines, "--json")
     yield "prune", written("prune", demo, "--text", lines, "--json", "-")

@@ -29,7 +29,7 @@ READERS = {
              "key-tokens": ["--attention", "maps.npy", "--tokens", "tokens.txt"], "image": [MODEL], "audio": [MODEL]},
     "generate": {"audio": [MODEL]},
     "heads": {"text": [MODEL], "conllu": [MODEL], "attention": [], "tokens": ["--attention", "maps.npy"],
-              "state": [MODEL, "--text", "text.txt"]},
+              "state": [MODEL, "--text", "text.txt"], "image": [MODEL]},
     "ablate": {"text": [DEMO], "task": [DEMO], "state": [DEMO, "--text", "text.txt", "-o", "new.html", "-q"]},
     "circuits": {"state": [DEMO]},
     "explain": {"q": [], "k": ["--q", "x.npy"], "v": ["--q", "x.npy"]},

@@ -189,6 +189,9 @@ def test_audio_is_required_and_refused(made, tmp_path):
         multihead.log_mel([0] * 5 + [np.nan])
     with pytest.raises(ValueError, match="one channel"):
         multihead.log_mel(np.zeros((2, 9)))
+    for samples in np.zeros(9, np.int16), b"a.wav":
+        with pytest.raises(ValueError, match="source: .*, expected a path, or one channel of floats"):
+            model.logits([1], source=samples)
     with pytest.raises(multihead.Unsupported, match="reads audio"):
         model.encoder.hidden_states([1, 2])
     for arguments, error in ((("view", folder, "a", "b"), "reads audio; use 'generate --audio', 'view --audio'"), (("heads", folder / "encoder", "a"), "reads audio"),

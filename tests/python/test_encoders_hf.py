@@ -137,7 +137,7 @@ REFUSED = {
                    (dict(attention_head_size=16), "attention_head_size"), (dict(position_buckets=1), "position_buckets"),
                    (dict(max_relative_positions=5), "position_buckets' is 8"), (dict(norm_rel_ebd="x"), "norm_rel_ebd"),
                    *((dict(pos_att_type=value), "pos_att_type") for value in (
-                       "p2p", ["c2p", "c2p"], "", 3, ["c2p", None], ["c2p", "p2c", "p2p"])),
+                       "p2p", ["c2p", "c2p"], "", 3, ["c2p", None], ["c2p", "p2c", "p2p"], ["c2p|p2c"])),
                    (dict(position_buckets=9), "expected|requires|shape")],
     "deberta": [(dict(talking_head=True), "talking_head")],
     "gemma3_text": [(dict(use_bidirectional_attention=3), "use_bidirectional_attention")]}

@@ -508,6 +508,7 @@ def test_heads_of_pairs(folders, tmp_path):
     ("t5", "a\tb\n", ("--cut", "20"), "--cut is not"), ("t5", "a\tb\n", ("--state", "x.state"), "--state is not"),
     ("t5", "a\tb\n", ("--random", "3"), "--random is not"), ("t5", "a\tb\n", ("--clusters", "0.2"), "--clusters is not"),
     ("t5", "a\tb\n", ("--pictures", "new"), "--pictures is not"), ("t5", "a\tb\n", ("--headvis", "new"), "--headvis is not"),
+    ("t5", None, ("--image", __file__), "the model reads texts, not images; omit --image"),
     ("marian", None, (), "with a source, a tab and a target"), ("bart", "a\t" + "b" * 90 + "\n", (), "too many tokens"),
     ("bart", "a" * 90 + "\n", (), "too many tokens")], ids=str)
 def test_wrong_pairs_are_named(folders, tmp_path, kind, lines, more, error):

@@ -1,8 +1,11 @@
 """Transcripts of Whisper, compared with transformers in float64: windows, timestamps, times of tokens and words, settings
 of generation_config.json. The models are random; the sounds are computed here."""
+import contextlib
 import ctypes
 import functools
 import json
+import os
+import pty
 import re
 import subprocess
 
@@ -242,6 +245,41 @@ def test_wrong_settings_are_named(tmp_path, fields, error):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     with pytest.raises(multihead.Error, match=re.escape(error)):
         multihead.Model(tmp_path)
+
+
+def on_terminal(command):
+    """What the command writes on a terminal."""
+    parent, child = pty.openpty()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=child, stderr=child):
+        os.close(child)
+        pieces = []
+        with contextlib.suppress(OSError):  # at the end
+            while pieces[-1:] != [b""]:
+                pieces.append(os.read(parent, 65536))
+    os.close(parent)
+    return b"".join(pieces).decode()
+
+
+def test_progress_erases_no_text(one, tmp_path):
+    _, model, folder = one
+    save(tmp_path / "a.wav", sound(22400, 5), 2)
+    found = model.transcribe(tmp_path / "a.wav")
+    assert len({round(s.start * 2) for s in found.segments}) > 1  # several windows
+    assert f"\x1b[K{found.text}\r\n" in on_terminal([PROGRAM, "generate", folder, "--audio", tmp_path / "a.wav"])
+
+
+@pytest.mark.parametrize("more", [(), ("--word-timestamps",)], ids=str)
+def test_one_message_for_an_output_that_fails(one, tmp_path, more):
+    _, _, folder = one
+    save(tmp_path / "a.wav", sound(22400, 5), 2)
+    command = [PROGRAM, "generate", folder, "--audio", tmp_path / "a.wav", "-q", *more]
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False).stderr.count(b"\n") == 1
+    closed, out = os.pipe()
+    os.close(closed)
+    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, check=False)
+    os.close(out)
+    assert done.returncode == 6 and not done.stderr
 
 
 def test_bad_arguments(one, tmp_path):

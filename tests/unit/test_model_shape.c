@@ -66,6 +66,10 @@ static void architectures(void)
         {"\"model_type\": \"gemma\", \"hidden_size\": 65, \"num_hidden_layers\": 3, "
          "\"num_attention_heads\": 8, \"num_key_value_heads\": 1, \"head_dim\": 16",
          "gemma", 3, 8, 1, 65, 16, 0, 0, C},
+        {"\"model_type\": \"bart\", \"d_model\": 48, \"encoder_layers\": 2, \"decoder_layers\": 3, "
+         "\"encoder_attention_heads\": 4, \"decoder_attention_heads\": 6, "
+         "\"max_position_embeddings\": 80",
+         "bart", 2, 4, 4, 48, 12, 80, 0, Q | O},
         {"\"model_type\": \"multihead\", \"embed_dim\": 64, \"num_layers\": 3, \"num_heads\": 8, "
          "\"kv_heads\": 4, \"head_dim\": 8, \"max_length\": 48, \"causal\": true",
          "multihead", 3, 8, 4, 64, 8, 48, 0, C},

@@ -28,12 +28,19 @@ def read_audio(path: str | os.PathLike[str]) -> Floats:
         model_library().mha_audio_free(C.byref(found))
 
 
+def samples_of(source: Any, name: str) -> Floats:
+    """The samples [N] of a wav file or of an array. Integers are rejected: their scale is unknown."""
+    given = np.asarray(read_audio(source) if isinstance(source, (str, os.PathLike)) else source)
+    if given.dtype.kind != "f" or given.ndim != 1:
+        raise ValueError(f"{name}: {given.dtype} {list(given.shape)}, expected a path, or one channel of floats [N] "
+                         "from -1 to 1")
+    return np.ascontiguousarray(given, np.float32)
+
+
 def log_mel(samples: Any, *, bins: int = 80, frames: int = 3000, context: Context | None = None) -> Floats:
     """The log-mel features [bins,frames] of samples at 16 kHz, as WhisperFeatureExtractor of transformers computes
     them. Shorter audio is padded with silence."""
-    given = np.ascontiguousarray(samples, np.float32)
-    if given.ndim != 1:
-        raise ValueError(f"samples: one channel [N] is expected, not {list(given.shape)}")
+    given = samples_of(samples, "samples")
     features = np.zeros((bins, frames), np.float32)
     with context or default_context() as handle:
         check(model_library().mha_log_mel(handle, given.ctypes.data, len(given), C.byref(_tensor.tensor(features))))
@@ -51,8 +58,7 @@ def encode_audio(encoder: Model, audio_input: Any, source: Any, maps: bool,
          context: Context | None) -> tuple[Tokens, Floats, Floats | None]:
     """The rows [1,S,E] of a wav file or of samples, labelled by their times, and the maps of self-attention [L,1,H,S,S]
     if `maps`."""
-    samples = read_audio(source) if isinstance(source, (str, os.PathLike)) else source
-    features = log_mel(samples, bins=audio_input.bins, frames=audio_input.frames, context=context)
+    features = log_mel(samples_of(source, "source"), bins=audio_input.bins, frames=audio_input.frames, context=context)
     size = int(audio_input.rows)
     rows = np.zeros((1, size, encoder.hidden_size), np.float32)
     seen = np.zeros((encoder.layers, 1, encoder.num_heads, size, size), np.float32) if maps else None

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import ctypes as C
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,14 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _abi, _tensor
-from ._audio import Floats, read_audio
+from ._audio import Floats, samples_of
 from ._call import integer
 from ._library import Context, check, default_context, model_library
 
 if TYPE_CHECKING:
     from ._model import Model
-
-_WORDS, _TIMESTAMPS = 1, 2  # mha_transcription_desc.flags
 
 
 class Segment(NamedTuple):
@@ -95,14 +92,13 @@ def _made(model: Model, found: Any, words: bool) -> Transcript:
 def transcribe(model: Model, source: Any, prompt: list[int], words: bool, timestamps: bool, max_tokens: int,
                heads: Sequence[tuple[int, int]] | None, context: Context | None) -> Transcript:
     """See `Model.transcribe`."""
-    samples = np.ascontiguousarray(read_audio(source) if isinstance(source, (str, os.PathLike)) else source, np.float32)
-    if samples.ndim != 1:
-        raise ValueError(f"source: one channel [N] is expected, not {list(samples.shape)}")
+    samples = samples_of(source, "source")
     if integer(max_tokens, "max_tokens") < 0:
         raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens")
     given, chosen = np.array(prompt, np.int32), np.array(heads or [], np.int32).reshape(-1, 2)
+    flags = _abi.TRANSCRIBE_FLAGS
     desc = _abi.TranscriptionDesc(
-        flags=_WORDS * words | _TIMESTAMPS * timestamps, samples=samples.ctypes.data,
+        flags=flags["words"] * words | flags["timestamps"] * timestamps, samples=samples.ctypes.data,
         count=len(samples), prompt=given.ctypes.data, prompt_count=len(given), max_tokens=max_tokens,
         heads=chosen.ctypes.data, head_count=len(chosen))
     found = _abi.Transcript()

@@ -64,7 +64,10 @@ static void bf16_vector_product(const mhai_bf16_product *p)
     pair_strip t;
     for (int64_t row = 0, rows; row < p->rows; row += rows) {
         rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS;
-        memset(&t, 0, sizeof t);
+        const int64_t all = rows == 1 ? 1 : PAIR_ROWS;
+        memset(t.sums, 0, (size_t)all * sizeof *t.sums);
+        memset(t.even + rows, 0, (size_t)(all - rows) * sizeof *t.even);
+        memset(t.odd + rows, 0, (size_t)(all - rows) * sizeof *t.odd);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = 0; i < p->pairs; i += VF_LANES) {
                 const int32_t *at = p->x + (row + r) * p->x_stride + i;
@@ -72,7 +75,7 @@ static void bf16_vector_product(const mhai_bf16_product *p)
                 vf_store(&t.even[r][i], vf_even_bf16(pairs));
                 vf_store(&t.odd[r][i], vf_odd_bf16(pairs));
             }
-        if (rows == 1)
+        if (all == 1)
             pair_steps(1, &t, p);
         else
             pair_steps(PAIR_ROWS, &t, p);

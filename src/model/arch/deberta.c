@@ -3,7 +3,6 @@
 #include "model/arch/family.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 static const mhai_weight_name names[] = {
@@ -24,34 +23,33 @@ static mha_status read_terms(const mhai_config *config, uint32_t *flags)
 {
     static const char key[] = "pos_att_type";
     static const char *const known[] = {"c2p", "p2c", "c2p|p2c", "p2c|c2p"};
-    const json_t *given = json_object_get(config->root, key), *second = json_array_get(given, 1);
-    const char *first = json_string_value(json_array_get(given, 0)), *text;
-    char joined[16] = "";
+    const json_t *given = json_object_get(config->root, key);
+    const bool list = json_is_array(given);
+    const size_t count = list ? json_array_size(given) : !mhai_config_absent(config, key);
     *flags = 0;
-    if (mhai_config_absent(config, key) || (json_is_array(given) && json_array_size(given) == 0))
-        return MHA_OK;
-    if (first && json_array_size(given) <= 2 && (!second || json_is_string(second)))
-        snprintf(joined, sizeof joined, "%s%s%s", first, second ? "|" : "",
-                 second ? json_string_value(second) : "");
-    text = json_is_string(given) ? json_string_value(given) : joined;
-    for (int i = 0; i < 4; i++)
-        if (strcmp(text, known[i]) == 0)
-            *flags = (i != 1 ? MHA_LAYER_CONTENT_TO_POSITION : 0) |
-                     (i != 0 ? MHA_LAYER_POSITION_TO_CONTENT : 0);
-    if (*flags) return MHA_OK;
-    return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, key,
-                            "is not known; expected c2p, p2c or both, once each");
+    for (size_t i = 0; i < count; i++) {
+        const char *text = json_string_value(list ? json_array_get(given, i) : given);
+        uint32_t terms = 0;
+        for (int k = 0; text && k < (list ? 2 : 4); k++)
+            if (strcmp(text, known[k]) == 0)
+                terms = (k != 1 ? MHA_LAYER_CONTENT_TO_POSITION : 0) |
+                        (k != 0 ? MHA_LAYER_POSITION_TO_CONTENT : 0);
+        if (!terms || *flags & terms)
+            return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, key,
+                                    "is not known; expected c2p, p2c or both, once each");
+        *flags |= terms;
+    }
+    return MHA_OK;
 }
 
-mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *family,
-                             mhai_family_plan *plan)
+mha_status mhai_read_deberta(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
     mha_feed_forward kind;
     bool placed, relative;
     uint32_t terms;
     int64_t most, width;
-    MHA_TRY(mhai_read_sizes(config, family, "intermediate_size", d));
+    MHA_TRY(mhai_read_sizes(config, &mhai_family_deberta, "intermediate_size", d));
     MHA_TRY(mhai_config_optional(config, "embedding_size", d->embed_dim, d->embed_dim, d->embed_dim,
                                  &width));
     MHA_TRY(
@@ -67,8 +65,7 @@ mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *famil
     MHA_TRY(mhai_config_optional(config, "max_relative_positions", INT32_MIN, MHAI_MOST_POSITIONS,
                                  -1, &most));
     MHA_TRY(mhai_plan_layers(plan));
-    const int factor =
-        1 + !!(terms & MHA_LAYER_CONTENT_TO_POSITION) + !!(terms & MHA_LAYER_POSITION_TO_CONTENT);
+    const int factor = terms == 0 ? 1 : terms & (terms - 1) ? 3 : 2; /* terms of a score */
     for (int64_t i = 0; i < d->num_layers; i++) {
         mha_layer_desc *l = &plan->layers[i];
         l->scale = 1 / sqrtf((float)(factor * (d->embed_dim / d->num_heads)));
@@ -78,11 +75,6 @@ mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *famil
     return MHA_OK;
 }
 
-static mha_status read_deberta(const mhai_config *config, mhai_family_plan *plan)
-{
-    static const char *const refused[] = {"talking_head", NULL};
-    MHA_TRY(mhai_config_refuse(config, refused));
-    return mhai_read_deberta(config, &mhai_family_deberta, plan);
-}
-
-const mhai_family mhai_family_deberta = {MHAI_DEBERTA_FILES("deberta"), .read = read_deberta};
+static const char *const refused[] = {"talking_head", NULL};
+const mhai_family mhai_family_deberta = {MHAI_DEBERTA_FILES("deberta"), .refused = refused,
+                                         .read = mhai_read_deberta};

@@ -31,7 +31,7 @@ static mha_status read_deberta_v2(const mhai_config *config, mhai_family_plan *p
     int64_t buckets;
     bool shared;
     int norm;
-    MHA_TRY(mhai_read_deberta(config, &mhai_family_deberta_v2, plan));
+    MHA_TRY(mhai_read_deberta(config, plan));
     MHA_TRY(check_sizes(config, d));
     MHA_TRY(mhai_config_bool(config, "share_att_key", false, &shared));
     MHA_TRY(mhai_config_choice(config, "norm_rel_ebd", norms[0], norms, 2, &norm));

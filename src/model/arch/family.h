@@ -294,8 +294,7 @@ void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
     .model_type = type, .keys = &mhai_usual_keys,                                             \
     .shape = MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS, .layers = "encoder.layer.", \
     .prefix = "deberta.", .names = names, .old_norms = true
-MHA_NODISCARD mha_status mhai_read_deberta(const mhai_config *config, const mhai_family *family,
-                                           mhai_family_plan *plan);
+MHA_NODISCARD mha_status mhai_read_deberta(const mhai_config *config, mhai_family_plan *plan);
 
 /* Begin positions after that of the padding token, which all padding has. */
 MHA_NODISCARD mha_status mhai_skip_padding(const mhai_config *config, int64_t padding,
@@ -476,6 +475,10 @@ extern const mhai_space_keys mhai_mamba_keys;
         MHAI_NAME("state_space.o_norm", mixer ".norm"),                           \
         MHAI_NAME("state_space.o_proj", mixer ".out_proj"),                       \
         MHAI_NAME("state_space", mixer) /* A_log, dt_bias and D */
+
+/* Read a softcap, which null turns off. usual: that of an absent field; 0: none. */
+MHA_NODISCARD mha_status mhai_read_softcap(const mhai_config *config, const char *key, float usual,
+                                           float *softcap);
 
 /* Read Granite's multipliers of embeddings, residuals, scores and logits. Call it after the layers
  * are described. */

@@ -47,7 +47,7 @@ static mha_status read_gemma(const mhai_config *config, mhai_family_plan *plan)
 static mha_status read_later(const mhai_config *config, bool second, int64_t period,
                              mhai_family_plan *plan)
 {
-    float softcap = 0, scalar;
+    float softcap, scalar;
     MHA_TRY(read_kinds(config, false, plan));
     plan->desc.flags |= MHA_TRANSFORMER_BRANCH_NORM;
     MHA_TRY(mhai_read_windows(config, 4096, 0, period, plan));
@@ -55,15 +55,9 @@ static mha_status read_later(const mhai_config *config, bool second, int64_t per
     static const char *const unused[] = {"attn_logit_softcapping", NULL};
     if (!second)
         MHA_TRY(mhai_config_refuse(config, unused)); /* transformers stores it but never uses it */
-    if (!mhai_config_absent(config, "attn_logit_softcapping"))
-        MHA_TRY(mhai_config_real(config, "attn_logit_softcapping", 1, 1e-6, 1e9, &softcap));
-    else if (second && !json_object_get(config->root, "attn_logit_softcapping"))
-        softcap = 50;
-    if (!mhai_config_absent(config, "final_logit_softcapping"))
-        MHA_TRY(mhai_config_real(config, "final_logit_softcapping", 1, 1e-6, 1e9,
-                                 &plan->desc.logit_softcap));
-    else if (second && !json_object_get(config->root, "final_logit_softcapping"))
-        plan->desc.logit_softcap = 30;
+    MHA_TRY(mhai_read_softcap(config, "attn_logit_softcapping", second ? 50 : 0, &softcap));
+    MHA_TRY(mhai_read_softcap(config, "final_logit_softcapping", second ? 30 : 0,
+                              &plan->desc.logit_softcap));
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < plan->desc.num_layers; i++) {
         plan->layers[i].scale = (float)(1 / sqrt((double)scalar));

@@ -44,9 +44,7 @@ static mha_status read_gemma4(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_choice(config, "use_bidirectional_attention", "", both, 2, &unused));
     d->feed_forward = MHA_FEED_FORWARD_GEGLU_TANH;
     d->embed_scale = sqrtf((float)d->embed_dim);
-    if (!mhai_config_absent(config, "final_logit_softcapping"))
-        MHA_TRY(
-            mhai_config_real(config, "final_logit_softcapping", 1, 1e-6, 1e9, &d->logit_softcap));
+    MHA_TRY(mhai_read_softcap(config, "final_logit_softcapping", 0, &d->logit_softcap));
     MHA_TRY(mhai_leave_unscaled(plan));
     MHA_TRY(mhai_read_windows(config, 512, 0, 6, plan));
     plan->layers[d->num_layers - 1].flags &= ~(uint32_t)MHA_LAYER_WINDOW;
