@@ -57,7 +57,7 @@ endif()
 if(MHA_RENDER)
   mha_install(multihead_render render_library
     "Pictures of matrices for multihead: SVG, PNG, PDF, HTML, terminal" "multihead"
-    "cairo-ft, cairo-pdf, libpng, freetype2")
+    "cairo-ft, cairo-pdf, libpng, zlib, freetype2")
 else()
   list(APPEND headers_left_out render render_live)
 endif()

@@ -89,7 +89,7 @@ if(MHA_RENDER)
     "This package has the library that draws matrices: SVG, PNG, PDF, HTML,\nterminal."
     PACKAGE_DEPENDS "${libmultihead}" PACKAGE_RECOMMENDS fonts-dejavu-core)
   string(APPEND libraries ", libmultihead-render${PROJECT_VERSION_MAJOR} ${same_version}")
-  string(APPEND needs ", libcairo2-dev, libpng-dev, libfreetype-dev")
+  string(APPEND needs ", libcairo2-dev, libpng-dev, libfreetype-dev, zlib1g-dev")
 endif()
 if(TARGET multihead_show_shared)
   mha_library_package(show_library libmultihead-show "reports of heads for multi-head attention in C"

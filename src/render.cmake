@@ -8,8 +8,9 @@ else()
   find_package(PkgConfig REQUIRED)
   pkg_check_modules(CAIRO REQUIRED IMPORTED_TARGET cairo-ft cairo-pdf)
   pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
+  pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib) # on which libpng depends
   pkg_check_modules(FREETYPE REQUIRED IMPORTED_TARGET freetype2)
-  set(render_libraries PkgConfig::CAIRO PkgConfig::PNG PkgConfig::FREETYPE)
+  set(render_libraries PkgConfig::CAIRO PkgConfig::PNG PkgConfig::ZLIB PkgConfig::FREETYPE)
 endif()
 
 # The report's page is plain HTML, CSS and JavaScript; the library contains it as byte arrays.
@@ -54,3 +55,6 @@ add_custom_command(OUTPUT ${page_source}
 
 mha_library(multihead_render SOURCES ${render_sources} ${page_source}
   PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES ${render_libraries})
+if(NOT EMSCRIPTEN)
+  target_compile_definitions(multihead_render_objects PRIVATE MHAI_HAVE_ZLIB)
+endif()

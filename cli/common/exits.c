@@ -103,7 +103,7 @@ void cli_note(bool quiet, const char *format, ...)
     va_end(arguments);
 }
 
-/* Whether nobody reads stdout's pipe. errno does not tell: an earlier print may have failed. */
+/* Whether stdout is a pipe without a reader. errno is lost if an earlier print failed. */
 static bool reader_is_gone(void)
 {
     struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};

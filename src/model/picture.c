@@ -253,6 +253,13 @@ mha_status mhai_picture_process(const mhai_picture *picture, const mha_image *im
     mha_image sized = {0};
     float *floats = NULL;
     resized(p, image, &height, &width);
+    if (height > MHA_IMAGE_MOST_EDGE || width > MHA_IMAGE_MOST_EDGE ||
+        width * height > MHA_IMAGE_MOST_PIXELS)
+        return mha_fail(MHA_ERR_SIZE,
+                        "the image of %lld x %lld pixels becomes %lld x %lld as the model resizes "
+                        "it, expected at most %d in each direction and %lld in all; crop it",
+                        (long long)image->width, (long long)image->height, (long long)width,
+                        (long long)height, MHA_IMAGE_MOST_EDGE, (long long)MHA_IMAGE_MOST_PIXELS);
     mha_status status = mhai_image_resize(image, width, height, p->filter == MHAI_BICUBIC, &sized);
     if (status == MHA_OK) status = mhai_image_make(cut_w, cut_h, seen);
     if (status == MHA_OK && p->floats)

@@ -6,6 +6,10 @@
 #include <multihead/render_live.h>
 
 #include <stdint.h>
+#include <stdlib.h>
+#ifdef MHAI_HAVE_ZLIB
+#include <zlib.h>
+#endif
 
 static mha_status check_sink(const char *function, const mha_sink *sink)
 {
@@ -57,6 +61,37 @@ static void write_attribute(const char *name, const char *value, mhai_writer *wr
     mhai_sink_text(writer, "\"");
 }
 
+#ifdef MHAI_HAVE_ZLIB
+/* Compress in the format of gzip, if that makes the bytes fewer; NULL otherwise, and if memory is
+ * short. Large weights are not compressed: it takes long and saves 7 %. */
+static unsigned char *compressed(const void *bytes, size_t size, size_t *fewer)
+{
+    enum { MOST = 64 << 20, GZIP = 16 + MAX_WBITS };
+    z_stream z = {0};
+    if (size == 0 || size > MOST) return NULL;
+    unsigned char *to = malloc(size);
+    if (to &&
+        deflateInit2(&z, Z_BEST_COMPRESSION, Z_DEFLATED, GZIP, 9, Z_DEFAULT_STRATEGY) == Z_OK) {
+        z.next_in = (void *)(uintptr_t)bytes;
+        z.avail_in = (uInt)size;
+        z.next_out = to;
+        z.avail_out = (uInt)size;
+        const bool fits = deflate(&z, Z_FINISH) == Z_STREAM_END;
+        *fewer = size - z.avail_out;
+        deflateEnd(&z);
+        if (fits) return to;
+    }
+    free(to);
+    return NULL;
+}
+#else
+static unsigned char *compressed(const void *bytes, size_t size, size_t *fewer)
+{
+    (void)bytes, (void)size, (void)fewer;
+    return NULL;
+}
+#endif
+
 void mhai_html_write_explorer(const mha_explorer *explorer, mhai_writer *writer)
 {
     mhai_sink_text(writer, "<script type=\"text/plain\" id=\"explorer-worker\">\n");
@@ -70,7 +105,11 @@ void mhai_html_write_explorer(const mha_explorer *explorer, mhai_writer *writer)
         const mha_explorer_file *file = &explorer->files[i];
         mhai_sink_text(writer, "<script type=\"text/plain\" class=\"explorer-file\"");
         write_attribute("name", file->name, writer);
-        write_base85(file->bytes, file->size, writer);
+        size_t size = file->size;
+        unsigned char *gzip = compressed(file->bytes, file->size, &size);
+        if (gzip) mhai_sink_text(writer, " data-gzip");
+        write_base85(gzip ? gzip : file->bytes, size, writer);
+        free(gzip);
     }
 }
 

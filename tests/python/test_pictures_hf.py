@@ -279,6 +279,15 @@ def test_refused(tmp_path, folders, kind, change, words):
         Model(folder)
 
 
+def test_resized_images_have_a_limit(tmp_path, folders):
+    name, fields = PROCESSORS["registers"]
+    getattr(transformers, name + "Pil")(**fields).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    model = Model(changed(folders["registers"], tmp_path, "preprocessor_config.json", settings))
+    with pytest.raises(mha.MultiheadError, match="image of 1 x 2000 pixels becomes 30 x 60000 as the model resizes it"):
+        model.picture(np.zeros((2000, 1, 3), np.uint8))
+
+
 @pytest.mark.parametrize("arguments", [("circuits",), ("ablate", "x"), ("serve", "--port", "0"), ("page", "-o", "a.html"),
                                        ("heads", "x"), ("view", "x")], ids=str)
 def test_the_program_refuses_images_for_texts(tmp_path, folders, arguments):

@@ -406,6 +406,11 @@ static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kin
     if (status == MHA_OK) status = find_rope(config, kind, fields);
     if (status == MHA_OK)
         status = read_rotation(&found, family, !kind->layers, &plan->desc, layer, rope);
+    if (status == MHA_OK && kind->layers && (rope->flags & MHA_LAYER_ROPE_EXACT_RAMP))
+        status = mhai_config_fail(MHA_ERR_UNSUPPORTED, &found, "truncate",
+                                  "of '%s' is not true; transformers ignores it there, so remove "
+                                  "it",
+                                  kind->layers);
     if (status == MHA_OK) status = read_factor_lists(&found, rope, plan);
     json_decref(fields);
     return status;

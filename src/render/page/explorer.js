@@ -21,6 +21,12 @@ function bytesOf85(text) {
     return bytes;
 }
 
+// The bytes of a file in the page, or a promise of them.
+function contentOf(part) {
+    const bytes = bytesOf85(part.textContent);
+    return "gzip" in part.dataset ? unzip(bytes).then(all => new Uint8Array(all)) : bytes;
+}
+
 // Take all parts of the file that are not the page. The page is then small enough to be stored as
 // text.
 function takeParts() {
@@ -31,7 +37,7 @@ function takeParts() {
         worker: URL.createObjectURL(new Blob([worker.textContent], {type: "text/javascript"})),
         text: module.dataset.text, running: null, opened: null, ready: false, opening: false, asked: new Map(), count: 0,
         model: {path: module.dataset.path, name: module.dataset.name,
-            files: files.map(part => ({name: part.dataset.name, content: bytesOf85(part.textContent)}))}
+            files: files.map(part => ({name: part.dataset.name, content: contentOf(part)}))}
     };
     for (const part of [module, worker, ...files]) part.remove();
     taken.page = document.documentElement.outerHTML;
@@ -84,6 +90,7 @@ async function open(model) {
         onLost(event.message ?? "the worker ended", first?.reject);
     };
     const module = await parts.module;
+    for (const file of model.files) file.content = await file.content;
     await call({open: {module, path: model.path, name: model.name, files: model.files}});
     parts.ready = true;
 }
