@@ -10,7 +10,6 @@
 
 #include <multihead/component.h>
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,95 +103,6 @@ void mhai_checkpoint_free_plan(mhai_family_plan *plan)
 
 /* ---- before allocation --------------------------------------------------------------------- */
 
-/* The number of parameters of experts, minus those of the dense layers that they replace. */
-static double experts_described(const mha_transformer_desc *d)
-{
-    const double E = (double)d->embed_dim;
-    double all = 0;
-    for (int64_t i = 0; d->layers && i < d->num_layers; i++) {
-        const mha_experts_desc *x = &d->layers[i].experts;
-        if (x->count > 0)
-            all += E * ((double)x->count * (3 * (double)x->ff_dim + 1) +
-                        3 * (double)(x->shared_dim - d->ff_dim));
-    }
-    return all;
-}
-
-/* The width of the tables of embeddings. */
-static int64_t width_of_tables(const mha_transformer_desc *d)
-{
-    return d->token_dim ? d->token_dim : d->embed_dim;
-}
-
-/* The number of parameters of latent attention. */
-static double latent_described(const mha_layer_desc *l, double E, double D, double heads)
-{
-    const double r = (double)l->latent_dim, rq = (double)l->query_latent_dim,
-                 s = (double)l->shared_dim, Dv = (double)l->value_dim;
-    return (rq > 0 ? rq * (E + heads * D) : E * heads * D) + E * (r + s) +
-           heads * (r * (D - s + Dv) + E * Dv);
-}
-
-static double delta_described(const mha_layer_desc *l, double E, double groups, double heads)
-{
-    const double k = (double)l->key_dim, v = (double)l->value_dim, r = (double)l->gate_rank;
-    if (r > 0) return 2 * E * (groups * k + heads * v + r) + r * heads * (k + v);
-    return E * (2 * groups * k + 3 * heads * v);
-}
-
-/* A lower bound for the parameters of a layer that attends: keys may also be values. */
-static double attention_described(const mha_layer_desc *l, double E, double D, double heads,
-                                  double groups)
-{
-    if (!l) return 2 * E * D * (heads + groups);
-    const double P = (double)l->input_dim;
-    const double shared = l->kv_back > 0 ? 0 : l->flags & MHA_LAYER_V_NORM ? 1 : 2;
-    return E * (D * (2 * heads + shared * groups) + 3 * P);
-}
-
-/* A lower bound for the number of parameters, which ignores norms and biases. Layers may share one
- * T5 table, or, if `shared`, everything. The bounds of the sizes prevent overflow of a double. */
-static double numbers_described(const mha_transformer_desc *d, bool shared)
-{
-    const double W = (double)width_of_tables(d);
-    const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
-    const double memory = (double)(d->memory_dim ? d->memory_dim : d->embed_dim);
-    double layers = 0, layer = 0, bias = 0, relative = 0;
-    for (int64_t i = 0; i < d->num_layers; i++) {
-        const mha_layer_desc *l = d->layers ? &d->layers[i] : NULL;
-        const double heads = (double)mha_transformer_heads(d, i);
-        const double D = (double)mha_transformer_head_dim(d, i);
-        const double groups = d->layer_heads ? (double)d->layer_kv_heads[i] : kv;
-        layers += l && l->latent_dim > 0 ? latent_described(l, E, D, heads)
-                  : !l || !l->mixer      ? attention_described(l, E, D, heads, groups)
-                  : l->mixer == MHA_MIXER_SHORT_CONVOLUTION ? 4 * E * E
-                                                            : delta_described(l, E, groups, heads);
-        if (l) layers += (double)l->input_dim * (double)d->vocab_size;
-        if (l) bias = fmax(bias, (double)l->t5_buckets * heads);
-        if (l && l->relative_rows > 0)
-            relative = l->flags & MHA_LAYER_RELATIVE_TABLE ? (double)l->relative_rows * D
-                                                           : (double)l->relative_rows * E;
-    }
-    if (d->flags & MHA_TRANSFORMER_CROSS)
-        layer += 2 * ((double)d->num_heads * E + memory * kv) *
-                 (double)(d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
-    layers += experts_described(d);
-    const bool gated = mha_feed_forward_gated(d->feed_forward);
-    for (int64_t i = 0; i < d->num_layers; i++)
-        if (mha_transformer_feeds(d, i))
-            layers += (gated ? 3.0 : 2.0) * E *
-                      (double)(d->layers && d->layers[i].ff_dim ? d->layers[i].ff_dim : d->ff_dim);
-    layers += (double)d->num_layers * layer;
-    double all =
-        layers / (shared ? (double)d->num_layers : 1) + bias + relative + (double)d->vocab_size * W;
-    if (d->positions == MHA_ENCODING_LEARNED) all += (double)d->max_length * W;
-    all += (double)d->type_count * W;
-    if (width_of_tables(d) != d->embed_dim) all += W * E;
-    if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
-        all += (double)d->vocab_size * E;
-    return all;
-}
-
 static const char *remedy(const loading *l)
 {
     return l->stored->weights.gguf
@@ -203,7 +113,7 @@ static const char *remedy(const loading *l)
 static mha_status check_numbers(const loading *l)
 {
     const mhai_picture *picture = &l->plan.picture;
-    double described = numbers_described(&l->plan.desc, l->family->shared);
+    double described = mhai_checkpoint_numbers(&l->plan.desc, l->family->shared);
     const mhai_weights *weights = &l->stored->weights;
     if (l->plan.sinusoids)
         described -= (double)l->plan.desc.max_length * (double)l->plan.desc.embed_dim;
@@ -234,7 +144,7 @@ static mha_status check_numbers(const loading *l)
 static bool values_are_keys(const mhai_family_plan *plan, const char *ours)
 {
     const long long layer = strtoll(ours + strlen("layers."), NULL, 10);
-    return plan->keys_as_values && !(plan->layers[layer].flags & MHA_LAYER_WINDOW);
+    return plan->keys_as_values && !mhai_slides(plan, layer);
 }
 
 /* The row of the family's names whose weight is in the file, NULL for our own name, or the first
@@ -258,7 +168,7 @@ static const mhai_weight_name *row_of(const loading *l, const char *ours,
 static mha_status check_embeddings(loading *l)
 {
     char name[MHAI_WEIGHT_NAME];
-    const int64_t patch = l->plan.picture.patch, E = width_of_tables(&l->plan.desc);
+    const int64_t patch = l->plan.picture.patch, E = mhai_width_of_tables(&l->plan.desc);
     const mha_tensor table = patch > 0
                                  ? (mha_tensor){.ndim = 4, .shape = {E, 3, patch, patch}}
                                  : (mha_tensor){.ndim = 2, .shape = {l->plan.desc.vocab_size, E}};
@@ -420,7 +330,7 @@ static mha_status check_bias(loading *l)
 static mha_status check_types(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
-    const mha_tensor table = {.ndim = 2, .shape = {d->type_count, width_of_tables(d)}};
+    const mha_tensor table = {.ndim = 2, .shape = {d->type_count, mhai_width_of_tables(d)}};
     char name[MHAI_WEIGHT_NAME];
     int64_t index;
     l->types = d->type_count;

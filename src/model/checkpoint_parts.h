@@ -14,6 +14,16 @@ MHA_NODISCARD mha_status mhai_checkpoint_read_plan(const mhai_config *config,
                                                    mhai_family_plan *plan);
 void mhai_checkpoint_free_plan(mhai_family_plan *plan);
 
+/* The width of the tables of embeddings. */
+static inline int64_t mhai_width_of_tables(const mha_transformer_desc *d)
+{
+    return d->token_dim ? d->token_dim : d->embed_dim;
+}
+
+/* A lower bound for the number of parameters, which ignores norms and biases. Layers may share one
+ * T5 table, or, if `shared`, everything. The bounds of the sizes prevent overflow of a double. */
+double mhai_checkpoint_numbers(const mha_transformer_desc *d, bool shared);
+
 /* Write a JSON file to a folder. If writing fails, no partial file remains. */
 MHA_NODISCARD mha_status mhai_checkpoint_write_json(const char *folder, const char *name,
                                                     const json_t *root);

@@ -49,10 +49,10 @@ extern const char *const mhai_live_positions[];
 /* live_generate.c: names of cache types. */
 extern const char *const mhai_live_caches[];
 
-/* A JSON object with text, other, source, attention "cross" or "self", off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
- * [row, column], view, cmap, scale, dark; causal, positions, scaled, window, kv_heads, rope_base;
- * noisy, noise; temperature, top_k; cache, draws, seed. All except text are optional; other members
- * are rejected. */
+/* A JSON object with text, other, source, attention "cross" or "self", off ["L0H1"], patched, at "all" or
+ * "last", row, maps, head, cell [row, column], view, cmap, scale, dark; causal, positions, scaled,
+ * window, kv_heads, rope_base; noisy, noise; temperature, top_k; cache, draws, seed. All except text are
+ * optional; other members are rejected. */
 MHA_NODISCARD mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room,
                                         mhai_live_request *request);
 

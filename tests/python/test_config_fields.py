@@ -514,7 +514,7 @@ def test_every_field_is_swept():
         images = "vision", "vit", "dinov2", "dinov3", "clip", "siglip"  # test_pictures_hf.py
         text = path.read_text() if path.stem not in ("multihead", *others, *images) else ""
         read |= set(re.findall(r'mhai_config_(?!name)\w+\(\w+,\s*"(\w+)"', text))
-        read |= set(re.findall(r'(?:mhai_read_flag\(\w+,|\.(?:act|bias|ff_bias|norm)_key =|\.inner =)\s*"(\w+)"', text))
+        read |= set(re.findall(r'(?:mhai_read_(?:flag|softcap)\(\w+,|\.(?:act|bias|ff_bias|norm)_key =|\.inner =)\s*"(\w+)"', text))
         for names in re.findall(r'(?:refused\[\]|shape_keys \w+|rope_kind \w+|experts_kind \w+) = {(.*?)}', text, re.S):
             read |= set(re.findall(r'"(\w+)"', names))
     swept = {"rope_parameters", "model_type", *OTHER, *ROPE, *OLD_NOMIC}

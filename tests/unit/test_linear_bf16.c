@@ -1,6 +1,6 @@
-/* Linear layers in bf16 arithmetic, by pairs and in the order of tiles: the bits of the definition on every instruction set, for packed
- * weights of each type, for weights of a source, and for any number of threads and rows; the error
- * bound; errors. */
+/* Linear layers in bf16 arithmetic, by pairs and in the order of tiles: the bits of the definition on
+ * every instruction set, for packed weights of each type, for weights of a source, and for any number of
+ * threads and rows; the error bound; errors. */
 #include "reference/bf16_linear_reference.h"
 #include "reference/half_reference.h"
 #include "support/expect.h"

@@ -406,6 +406,11 @@ MHA_NODISCARD mha_status mhai_rope_number(const mhai_config *config, const char 
 /* Read the rotation from config.json into every layer that rotates. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
 
+static inline bool mhai_slides(const mhai_family_plan *plan, int64_t layer)
+{
+    return plan->layers[layer].flags & MHA_LAYER_WINDOW;
+}
+
 /* Read two rotations, for layers without a window and with one. */
 MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
                                          mhai_family_plan *plan);

@@ -44,11 +44,6 @@ mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t f
     return MHA_OK;
 }
 
-static bool slides(const mhai_family_plan *plan, int64_t layer)
-{
-    return plan->layers[layer].flags & MHA_LAYER_WINDOW;
-}
-
 mha_status mhai_read_kinds_of_heads(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
@@ -66,7 +61,7 @@ mha_status mhai_read_kinds_of_heads(const mhai_config *config, mhai_family_plan 
         char key[24];
         snprintf(key, sizeof key, "%lld", (long long)i);
         const mhai_config own = {config->path, json_object_get(all, key)};
-        const bool other = !all && !slides(plan, i);
+        const bool other = !all && !mhai_slides(plan, i);
         layers += own.root != NULL;
         fields += json_object_size(own.root) - !mhai_config_absent(&own, "head_dim") -
                   !mhai_config_absent(&own, "num_key_value_heads");
@@ -95,7 +90,7 @@ mha_status mhai_share_keys(const mhai_config *config, mhai_family_plan *plan)
     MHA_TRY(mhai_config_bool(config, "use_double_wide_mlp", false, &wide));
     for (int64_t i = layers - count; i < layers; i++) {
         int64_t from = layers - count - 1;
-        while (from >= 0 && slides(plan, from) != slides(plan, i)) from--;
+        while (from >= 0 && mhai_slides(plan, from) != mhai_slides(plan, i)) from--;
         if (from < 0)
             return mhai_config_fail(MHA_ERR_MODEL, config, key,
                                     "is %lld, but no layer before these has the kind of layer %lld",

@@ -444,11 +444,6 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
     return MHA_OK;
 }
 
-static bool slides(const mha_layer_desc *layer)
-{
-    return layer->flags & MHA_LAYER_WINDOW;
-}
-
 mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds[2],
                            mhai_family_plan *plan)
 {
@@ -457,10 +452,10 @@ mha_status mhai_read_ropes(const mhai_config *config, const mhai_rope_kind kinds
         mha_layer_desc rope;
         const int64_t layers = plan->desc.num_layers;
         int64_t first = 0;
-        while (first < layers - 1 && slides(&plan->layers[first]) != kind) first++;
+        while (first < layers - 1 && mhai_slides(plan, first) != kind) first++;
         MHA_TRY(read_kind(config, &kinds[kind], first, plan, &rope));
         for (int64_t i = first; i < layers; i++) {
-            if (slides(&plan->layers[i]) != kind) continue;
+            if (mhai_slides(plan, i) != kind) continue;
             if (plan->layers[i].head_dim != plan->layers[first].head_dim)
                 return mhai_path_fail(
                     MHA_ERR_UNSUPPORTED, config->path,
