@@ -749,7 +749,7 @@ typedef struct mha_transformer_input {
     uint32_t struct_size;
     uint32_t flags;
     const mha_tensor *tokens;      /* i32 [B,T] */
-    const int64_t *lengths;        /* [B], 0 .. T; NULL: T. Later tokens are ignored */
+    const int64_t *lengths;        /* [B], 0 .. T; NULL: T. Later ids are checked and ignored */
     const mha_tensor *memory;      /* f32 [B,S,memory_dim], with MHA_TRANSFORMER_CROSS */
     const int64_t *memory_lengths; /* [B]; NULL: S */
     const mha_tensor *gates;       /* f32 [L,H], multiply each head's output; NULL: 1 */
