@@ -14,7 +14,7 @@
 
 ARENA_RELEASE(free_transcript, mha_transcript_free)
 
-/* A transcription in progress: what is already printed. */
+/* The state of printing a transcript during transcription. */
 typedef struct listener {
     const audio_job *job;
     const mha_audio *audio;

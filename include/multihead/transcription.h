@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-/* What a model's folder states about transcription, from generation_config.json and config.json. */
+/* A model's settings for transcription, from generation_config.json and config.json. */
 typedef struct mha_speech_settings {
     uint32_t struct_size;     /* in: sizeof(mha_speech_settings) */
     int32_t first_timestamp;  /* the token of 0.00 s, no_timestamps_token_id + 1; -1: none */

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* A transcription in progress: what decoding needs besides mhai_transcription. */
+/* The state of decoding, besides mhai_transcription. */
 typedef struct decoding {
     mhai_transcription t;
     mha_decoder *decoder;
