@@ -25,6 +25,14 @@
     {                                                                                         \
         "mlp.experts.*.down_proj", "ffn_down_exps", MHAI_EXPERT, 0                            \
     }
+#define QKV                                                                           \
+    MHAI_NAME("self_attn.q_proj", "attn_q"), MHAI_NAME("self_attn.k_proj", "attn_k"), \
+        MHAI_NAME("self_attn.v_proj", "attn_v")
+/* Some files store rotated pairs next to each other. */
+#define PAIRED_QKV                                           \
+    {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},     \
+        {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0}, \
+        MHAI_NAME("self_attn.v_proj", "attn_v")
 #define FUSED                                            \
     {"self_attn.q_proj", "attn_qkv", MHAI_FUSED, 0},     \
         {"self_attn.k_proj", "attn_qkv", MHAI_FUSED, 1}, \
@@ -33,31 +41,15 @@
     }
 #define END MHAI_NAME(NULL, NULL)
 
-const mhai_weight_name mhai_gguf_plain_names[] = {COMMON,
-                                                  EXPERTS,
-                                                  GATED,
-                                                  MHAI_NAME("self_attn.q_proj", "attn_q"),
-                                                  MHAI_NAME("self_attn.k_proj", "attn_k"),
-                                                  MHAI_NAME("self_attn.v_proj", "attn_v"),
-                                                  END};
-/* GGUF files store rotated pairs next to each other. */
-const mhai_weight_name mhai_gguf_llama_names[] = {
-    COMMON,
-    EXPERTS,
-    GATED,
-    {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
-    {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
-    MHAI_NAME("self_attn.v_proj", "attn_v"),
-    END};
+const mhai_weight_name mhai_gguf_plain_names[] = {COMMON, EXPERTS, GATED, QKV, END};
+const mhai_weight_name mhai_gguf_llama_names[] = {COMMON, EXPERTS, GATED, PAIRED_QKV, END};
 /* These files call the last norm a norm of embeddings. */
 const mhai_weight_name mhai_gguf_lfm2_names[] = {
     MHAI_NAME("norm", "token_embd_norm"),
     COMMON,
     EXPERTS,
     GATED,
-    MHAI_NAME("self_attn.q_proj", "attn_q"),
-    MHAI_NAME("self_attn.k_proj", "attn_k"),
-    MHAI_NAME("self_attn.v_proj", "attn_v"),
+    QKV,
     {"short_conv.b_proj", "shortconv.in_proj", MHAI_FUSED, 0},
     {"short_conv.c_proj", "shortconv.in_proj", MHAI_FUSED, 1},
     {"short_conv.x_proj", "shortconv.in_proj", MHAI_FUSED, 2},
@@ -90,36 +82,26 @@ const mhai_weight_name mhai_gguf_next_names[] = {
     {"delta_net.a_proj", "ssm_ba", MHAI_FUSED_GROUPS, 1},
     END};
 const mhai_weight_name mhai_gguf_gpt_oss_names[] = {
-    MHAI_NAME("mlp_norm", "post_attention_norm"),
-    COMMON,
-    EXPERTS,
-    GATED,
-    MHAI_NAME("self_attn.q_proj", "attn_q"),
-    MHAI_NAME("self_attn.k_proj", "attn_k"),
-    MHAI_NAME("self_attn.v_proj", "attn_v"),
-    MHAI_NAME("self_attn.sinks", "attn_sinks.weight"),
-    END};
+    MHAI_NAME("mlp_norm", "post_attention_norm"),      COMMON, EXPERTS, GATED, QKV,
+    MHAI_NAME("self_attn.sinks", "attn_sinks.weight"), END};
 /* Layers of Nemotron-H have one norm. */
-const mhai_weight_name mhai_gguf_space_names[] = {
-    COMMON,
-    MHAI_NAME("mlp_norm", "attn_norm"),
-    EXPERTS,
-    GATED,
-    {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
-    {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
-    MHAI_NAME("self_attn.v_proj", "attn_v"),
-    {"state_space.g_proj", "ssm_in", MHAI_FUSED, 0},
-    {"state_space.v_proj", "ssm_in", MHAI_FUSED, 1},
-    {"state_space.k_proj", "ssm_in", MHAI_FUSED, 2},
-    {"state_space.q_proj", "ssm_in", MHAI_FUSED, 3},
-    {"state_space.a_proj", "ssm_in", MHAI_FUSED, 4},
-    MHAI_NAME("state_space.conv", "ssm_conv1d"),
-    MHAI_NAME("state_space.o_norm", "ssm_norm"),
-    MHAI_NAME("state_space.o_proj", "ssm_out"),
-    {"state_space.A_log", "ssm_a", MHAI_MINUS_EXP, 0},
-    MHAI_NAME("state_space.D", "ssm_d"),
-    MHAI_NAME("state_space.dt_bias", "ssm_dt.bias"),
-    END};
+const mhai_weight_name mhai_gguf_space_names[] = {COMMON,
+                                                  MHAI_NAME("mlp_norm", "attn_norm"),
+                                                  EXPERTS,
+                                                  GATED,
+                                                  PAIRED_QKV,
+                                                  {"state_space.g_proj", "ssm_in", MHAI_FUSED, 0},
+                                                  {"state_space.v_proj", "ssm_in", MHAI_FUSED, 1},
+                                                  {"state_space.k_proj", "ssm_in", MHAI_FUSED, 2},
+                                                  {"state_space.q_proj", "ssm_in", MHAI_FUSED, 3},
+                                                  {"state_space.a_proj", "ssm_in", MHAI_FUSED, 4},
+                                                  MHAI_NAME("state_space.conv", "ssm_conv1d"),
+                                                  MHAI_NAME("state_space.o_norm", "ssm_norm"),
+                                                  MHAI_NAME("state_space.o_proj", "ssm_out"),
+                                                  {"state_space.A_log", "ssm_a", MHAI_MINUS_EXP, 0},
+                                                  MHAI_NAME("state_space.D", "ssm_d"),
+                                                  MHAI_NAME("state_space.dt_bias", "ssm_dt.bias"),
+                                                  END};
 const mhai_weight_name mhai_gguf_fused_names[] = {COMMON, GATED, FUSED, END};
 const mhai_weight_name mhai_gguf_alibi_names[] = {
     COMMON, GATED, FUSED, {"self_attn.alibi_slopes", "", MHAI_SLOPES, 0}, END};
@@ -129,19 +111,16 @@ const mhai_weight_name mhai_gguf_falcon_names[] = {MHAI_NAME("self_attn_norm", "
                                                    GATED,
                                                    FUSED,
                                                    END};
-const mhai_weight_name mhai_gguf_olmo_names[] = {
-    MHAI_NAME("embed_tokens", "token_embd"),
-    MHAI_NAME("lm_head", "output"),
-    MHAI_NAME("self_attn.o_proj", "attn_output"),
-    MHAI_NAME("mlp.down_proj", "ffn_down"),
-    GATED,
-    {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
-    {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
-    MHAI_NAME("self_attn.v_proj", "attn_v"),
-    {"self_attn_norm", "", MHAI_ONES, 0},
-    {"mlp_norm", "", MHAI_ONES, 0},
-    {"norm", "", MHAI_ONES, 0},
-    END};
+const mhai_weight_name mhai_gguf_olmo_names[] = {MHAI_NAME("embed_tokens", "token_embd"),
+                                                 MHAI_NAME("lm_head", "output"),
+                                                 MHAI_NAME("self_attn.o_proj", "attn_output"),
+                                                 MHAI_NAME("mlp.down_proj", "ffn_down"),
+                                                 GATED,
+                                                 PAIRED_QKV,
+                                                 {"self_attn_norm", "", MHAI_ONES, 0},
+                                                 {"mlp_norm", "", MHAI_ONES, 0},
+                                                 {"norm", "", MHAI_ONES, 0},
+                                                 END};
 const mhai_weight_name mhai_gguf_phi3_names[] = {COMMON,
                                                  FUSED,
                                                  {"mlp.gate_proj", "ffn_up", MHAI_FUSED, 0},
@@ -149,9 +128,7 @@ const mhai_weight_name mhai_gguf_phi3_names[] = {COMMON,
                                                  END};
 
 const mhai_weight_name mhai_gguf_glm4_names[] = {COMMON,
-                                                 MHAI_NAME("self_attn.q_proj", "attn_q"),
-                                                 MHAI_NAME("self_attn.k_proj", "attn_k"),
-                                                 MHAI_NAME("self_attn.v_proj", "attn_v"),
+                                                 QKV,
                                                  {"mlp.gate_proj", "ffn_up", MHAI_FUSED, 0},
                                                  {"mlp.up_proj", "ffn_up", MHAI_FUSED, 1},
                                                  END};
@@ -177,17 +154,14 @@ const mhai_weight_name mhai_gguf_bert_names[] = {MHAI_NAME("self_attn_norm", "at
                                                  MHAI_NAME("mlp_norm", "layer_output_norm"),
                                                  COMMON,
                                                  GATED,
-                                                 MHAI_NAME("self_attn.q_proj", "attn_q"),
-                                                 MHAI_NAME("self_attn.k_proj", "attn_k"),
-                                                 MHAI_NAME("self_attn.v_proj", "attn_v"),
+                                                 QKV,
                                                  FUSED,
                                                  END};
 
-#define TOWER(tower)                                                                             \
-    MHAI_NAME("norm", tower ".output_norm"), MHAI_NAME("self_attn.o_proj", "attn_o"),            \
-        MHAI_NAME("self_attn.relative_attention_bias", "/" tower ".blk.0.attn_rel_b"), COMMON,   \
-        GATED, MHAI_NAME("self_attn.q_proj", "attn_q"), MHAI_NAME("self_attn.k_proj", "attn_k"), \
-        MHAI_NAME("self_attn.v_proj", "attn_v")
+#define TOWER(tower)                                                                           \
+    MHAI_NAME("norm", tower ".output_norm"), MHAI_NAME("self_attn.o_proj", "attn_o"),          \
+        MHAI_NAME("self_attn.relative_attention_bias", "/" tower ".blk.0.attn_rel_b"), COMMON, \
+        GATED, QKV
 const mhai_weight_name mhai_gguf_t5_encoder_names[] = {TOWER("enc"), END};
 const mhai_weight_name mhai_gguf_t5_names[] = {TOWER("dec"),
                                                MHAI_NAME("cross_attn_norm", "cross_attn_norm"),
