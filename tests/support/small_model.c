@@ -4,7 +4,9 @@
 #include "support/layers.h"
 #include "support/suite.h"
 
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void draw_desc(rng *r, uint32_t flags, mha_layer_desc *layers, mha_transformer_desc *d)
 {
@@ -55,6 +57,45 @@ mha_transformer *random_transformer(mha_context *context, rng *r, mha_transforme
     for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] += 0.1f * rng_normal(r);
     expect_ok(mha_transformer_update(context, t));
     return t;
+}
+
+void expect_slope(mha_context *context, mha_transformer *t, const mha_tensor *tokens,
+                  const mha_tensor *numbers, const mha_parameter *p, rng *r, float step,
+                  double share, const float *gradient)
+{
+    const int64_t terms = numbers->shape[0] * numbers->shape[1] * numbers->shape[2];
+    const float *factor = numbers->data;
+    float *at = mha_transformer_data(t) + p->offset;
+    float *before = calloc((size_t)(2 * p->count + terms), sizeof *before);
+    float *signs = before + p->count, *out = signs + p->count;
+    const mha_tensor all = mha_tensor_contiguous(out, MHA_F32, 3, numbers->shape);
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = tokens};
+    double loss[2] = {0, 0}, given = 0, squares = 0, noise = 0;
+    assert_non_null(before);
+    for (int64_t i = 0; i < p->count; i++) {
+        before[i] = at[i];
+        signs[i] = rng_chance(r, 0.5) ? 1 : -1;
+        given += (double)signs[i] * (double)gradient[i];
+        squares += (double)gradient[i] * (double)gradient[i];
+    }
+    for (int k = 0; k < 2; k++) {
+        for (int64_t i = 0; i < p->count; i++) at[i] = before[i] + (k ? step : -step) * signs[i];
+        expect_ok(mha_transformer_update(context, t));
+        expect_ok(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL));
+        for (int64_t i = 0; i < terms; i++) {
+            const double term = (double)out[i] * (double)factor[i];
+            loss[k] += term;
+            noise += term * term;
+        }
+    }
+    memcpy(at, before, (size_t)p->count * sizeof *at);
+    expect_ok(mha_transformer_update(context, t));
+    free(before);
+    const double slope = (loss[1] - loss[0]) / (2 * (double)step);
+    const double bound = share * sqrt(squares) + 0x1p-21 * sqrt(noise) / (double)step;
+    if (!(squares > 0 && fabs(slope - given) <= bound))
+        fail_msg("%s: slope %g, gradient %g of norm %g, bound %g", p->name, slope, given,
+                 sqrt(squares), bound);
 }
 
 mha_transformer *normal_transformer(mha_context *context, rng r, float deviation,

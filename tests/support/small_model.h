@@ -31,6 +31,13 @@ mha_transformer *normal_transformer(mha_context *context, rng r, float deviation
 /* The same tokens [B, T] below vocab_size in every run. */
 mha_tensor fixed_tokens(int32_t *ids, int64_t B, int64_t T, int64_t vocab_size);
 
+/* Compare a parameter's gradient with the slope of a loss, the sum of the output of tokens [B, T] times
+ * numbers [B, T, width], along random signs times step. The bound is a share of the gradient's norm, for the
+ * third derivative, and errors of 2^-21 of the loss's terms, which add like a random walk. */
+void expect_slope(mha_context *context, mha_transformer *t, const mha_tensor *tokens,
+                  const mha_tensor *numbers, const mha_parameter *p, rng *r, float step,
+                  double share, const float *gradient);
+
 /* flags: mha_transformer_desc.flags in addition to random ones; decoders are causal and have an output. Blocks, norms,
  * positions, groups of heads and settings of layers are random. */
 small_model *small_model_make(mha_context *context, rng *r, uint32_t flags);
