@@ -18,7 +18,7 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
     if (tiling->items == 0 || p->S == 0) return false; /* nothing to run */
     if (rows < MANY_ROWS && p->S > KEYS_PER_ROW * rows) return false;
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
-        p->o.dtype != MHA_F32 || p->D % 16 != 0 || p->Dv % 16 != 0)
+        p->o.dtype != MHA_F32)
         return false;
     if (p->uses & ~takes) return false;
     return tiling->scored_rows == 0 && tiling->kept_rows == 0 && tiling->split_blocks == 0;
@@ -81,6 +81,7 @@ bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                           .l = w->l,
                           .panels = w->k,
                           .values = copies_values(walk, c) ? w->v : NULL,
+                          .tail = w->v,
                           .scaled = w->q,
                           .s = w->s,
                           .fetch = fetch,

@@ -95,7 +95,7 @@ static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mha
     if (fetched > 2 * MHAI_KEY_BLOCK + (next < end ? 0 : c->rows)) return;
     item->planned = block->key;
     item->fetch.run = MHAI_FETCH_RUNS;
-    if (p->part || p->pages || p->D % 16 != 0 || p->D != p->Dv || p->q.dtype != MHA_F32 ||
+    if (p->part || p->pages || p->D != p->Dv || p->q.dtype != MHA_F32 ||
         p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32)
         return;
     if (next < end) {

@@ -202,7 +202,7 @@ typedef struct mhai_dense {
 
 /* Query rows and all keys of a sequence that form one block. Row r is query (first + r) % queries
  * of head (first + r) / queries. A causal mask, a dense mask and a bias are supported. All tensors
- * are f32. head_dim and value_dim are multiples of 16. */
+ * are f32. */
 typedef struct mhai_one_block {
     int64_t first, rows, queries;
     int keys;               /* <= MHAI_KEY_BLOCK */
@@ -219,6 +219,7 @@ typedef struct mhai_one_block {
     float *m, *l;       /* [rows] out; or NULL */
     float *panels;      /* [16][head_dim][32], working memory, like the next three */
     float *values;      /* [value_dim / 32][512][32]; NULL: values are read in place */
+    float *tail;        /* [512][32]: the last value_dim % 16 columns of values read in place */
     float *scaled;      /* [rows of a strip][head_dim] */
     float *s;           /* [rows of a strip][MHAI_SCORE_STRIDE] */
     mhai_fetch *fetch;  /* advanced with each panel; not NULL */

@@ -170,8 +170,9 @@ void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
     int64_t panels = mhai_min_i64(run->group_panels, mhai_ceil_div(job->cols, MHAI_PANEL) - panel);
     int64_t cols = mhai_min_i64(panels * MHAI_PANEL, job->cols - col);
     run_panels(run, row, rows, panel, panels, run->sums ? run->sums + worker * MHAI_SUMS : NULL);
+    if (job->activation == MHA_ACTIVATION_NONE) return;
     for (int64_t r = row; r < row + rows; r++)
-        mhai_activate(run->kernels, run->job->activation, job->c + r * job->c_stride + col, cols);
+        mhai_activate(run->kernels, job->activation, job->c + r * job->c_stride + col, cols);
 }
 
 /* One thread reads 250,000 weights from L2 in about 10 us, and multiplies each by 8 rows in about

@@ -10,11 +10,13 @@ static void gemm_partial_panel(block_function blocks, block_function half_blocks
         half_product(half_blocks, rows, t);
         return;
     }
-    float buffer[MHAI_MAX_ROWS * MHAI_PANEL] = {0};
-    const float *start = t->start;
+    const int width = half_blocks ? HALF_PANEL : MHAI_PANEL;
+    float buffer[MHAI_MAX_ROWS * MHAI_PANEL];
     for (int r = 0; r < rows; r++)
-        for (int64_t c = 0; c < cols; c++)
-            buffer[r * MHAI_PANEL + c] = start[r * t->start_stride + c];
+        for (int c = 0; c < width; c += VF_LANES)
+            vf_store(buffer + r * MHAI_PANEL + c,
+                     c < cols ? vf_load_n(t->start + r * t->start_stride + c, lanes_at(c, cols))
+                              : vf_zero());
     float *out = t->c;
     const int64_t stride = t->c_stride;
     t->start = t->c = buffer;
@@ -25,7 +27,9 @@ static void gemm_partial_panel(block_function blocks, block_function half_blocks
     else
         panel_product(blocks, blocks, rows, t);
     for (int r = 0; r < rows; r++)
-        for (int64_t c = 0; c < cols; c++) out[r * stride + c] = buffer[r * MHAI_PANEL + c];
+        for (int64_t c = 0; c < cols; c += VF_LANES)
+            vf_store_n(out + r * stride + c, lanes_at(c, cols),
+                       vf_load(buffer + r * MHAI_PANEL + c));
 }
 
 enum { FETCHED = 64 / sizeof(float) }; /* a cache line */

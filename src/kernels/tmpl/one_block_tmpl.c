@@ -134,14 +134,19 @@ ALWAYS_INLINE void place_strip(const mhai_one_block *x, int64_t *head, int64_t *
 static void scale_strip(const mhai_one_block *x, const one_strip *s, vf *finite)
 {
     const vf by = vf_set1(x->factor);
+    const int64_t dim = x->head_dim, whole = dim / VF_LANES * VF_LANES;
     vf sum = *finite;
     for (int r = 0; r < s->rows; r++) {
-        float *out = x->scaled + r * x->head_dim;
-        for (int64_t i = 0; i < x->head_dim; i += VF_LANES) {
+        float *out = x->scaled + r * dim;
+        for (int64_t i = 0; i < whole; i += VF_LANES) {
             vf q = vf_load(s->q[r] + i);
             sum = vf_fma(q, vf_zero(), sum);
             vf_store(out + i, vf_mul(q, by));
         }
+        if (whole == dim) continue;
+        vf q = vf_load_n(s->q[r] + whole, dim - whole);
+        sum = vf_fma(q, vf_zero(), sum);
+        vf_store_n(out + whole, dim - whole, vf_mul(q, by));
     }
     *finite = sum;
 }
@@ -161,43 +166,53 @@ static void hide_rest(float *s, int from, int end)
     }
 }
 
+/* The columns after the last multiple of 16 are computed in working memory. */
 static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_tile *t, vf *finite)
 {
-    float divisor[MHAI_MAX_ROWS];
+    enum { HALF = HALF_VECTORS * VF_LANES };
+    const int64_t dim = x->value_dim, whole = dim / 16 * 16;
+    float divisor[MHAI_MAX_ROWS], last[MHAI_MAX_ROWS][16], *rows[MHAI_MAX_ROWS];
     for (int r = 0; r < s->rows; r++) divisor[r] = s->l[r] == 0 ? 1.0f : s->l[r];
-    for (int64_t column = 0; column < x->value_dim; column += BLOCK_COLS) {
-        const int64_t in_panel = column % MHAI_PANEL;
-        const bool whole = x->value_dim - column >= BLOCK_COLS; /* otherwise, half a panel */
-        one_strip_product(
-            whole ? one_values : one_half_values, s->rows,
-            (one_product){.inner = s->end,
-                          .a = t->s,
-                          .b = x->values
-                                   ? x->values + (column - in_panel) * MHAI_KEY_BLOCK + in_panel
-                                   : x->v + column,
-                          .b_stride = x->values ? MHAI_PANEL : x->v_row,
-                          .out = s->o,
-                          .column = column,
-                          .sum = divisor,
-                          .finite = finite});
+    for (int r = 0; r < s->rows; r++) rows[r] = last[r];
+    for (int64_t column = 0, width; column < dim; column += width) {
+        const bool full = whole - column >= BLOCK_COLS, tail = column >= whole;
+        const float *panel = x->values + column / MHAI_PANEL * MHAI_PANEL * MHAI_KEY_BLOCK;
+        width = full ? BLOCK_COLS : HALF;
+        one_strip_product(full ? one_values : one_half_values, s->rows,
+                          (one_product){.inner = s->end,
+                                        .a = t->s,
+                                        .b = x->values ? panel + column % MHAI_PANEL
+                                             : tail    ? x->tail + column - whole
+                                                       : x->v + column,
+                                        .b_stride = x->values || tail ? MHAI_PANEL : x->v_row,
+                                        .out = tail ? rows : s->o,
+                                        .column = tail ? column - whole : column,
+                                        .sum = divisor,
+                                        .finite = finite});
     }
+    for (int r = 0; whole < dim && r < s->rows; r++)
+        memcpy(s->o[r] + whole, last[r], (size_t)(dim - whole) * sizeof(float));
 }
 
 /* ---- the keys -------------------------------------------------------------------------------- */
 
-/* Pack the keys and, if requested, the values. An empty second half of the last
- * panel of keys is skipped. */
+/* Pack the keys and, if requested, the values; otherwise only the values' columns after the last
+ * multiple of 16. An empty second half of the last panel of keys is skipped. */
 static bool pack_one_block(const mhai_one_block *x)
 {
     const mhai_pack keys = {.in = x->k, .stride = x->k_row, .rows = x->keys, .cols = x->head_dim};
-    const mhai_pack values = {
-        .out = x->values, .in = x->v, .stride = x->v_row, .rows = x->keys, .cols = x->value_dim};
+    const int64_t first = x->values ? 0 : x->value_dim / 16 * 16;
+    const mhai_pack values = {.out = x->values ? x->values : x->tail,
+                              .in = x->v + first,
+                              .stride = x->v_row,
+                              .rows = x->keys,
+                              .cols = x->value_dim - first};
     bool finite = true;
     for (int64_t row = 0; row < x->keys; row += MHAI_PANEL)
         finite &= pack_panel_part(MHA_F32, &keys, true, row,
                                   x->keys - row > HALF_PANEL ? MHAI_PANEL : HALF_PANEL,
                                   x->panels + row * x->head_dim);
-    if (x->values) pack_values_as(MHA_F32, &values);
+    if (values.cols > 0) pack_values_as(MHA_F32, &values);
     return finite;
 }
 

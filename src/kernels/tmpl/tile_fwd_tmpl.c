@@ -186,6 +186,7 @@ static bool dense_mask(const mhai_tile_mask *mask)
 static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
 {
     struct mhai_fetch_run *run = &f->runs[f->run];
+    const int64_t lines = (t->head_dim + LINE - 1) / LINE, rows = t->head_dim / lines;
     panel_product(f->l2 ? block_fetch_l2_rows : block_fetch_rows, block_store_rows, t->rows,
                   &(block){.inner = t->head_dim,
                            .a = t->q,
@@ -195,10 +196,10 @@ static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
                            .c_stride = MHAI_SCORE_STRIDE,
                            .fetching = 1,
                            .next = run->at,
-                           .next_lines = t->head_dim / LINE,
-                           .next_gap = run->stride - t->head_dim});
-    run->at += LINE * run->stride;
-    run->rows -= LINE;
+                           .next_lines = lines,
+                           .next_gap = run->stride - lines * LINE});
+    run->at += rows * run->stride;
+    run->rows -= rows;
     while (f->run < MHAI_FETCH_RUNS && f->runs[f->run].rows <= 0) f->run++;
 }
 
