@@ -2,7 +2,7 @@
 """Compare attention with its peers on a CPU in one run: torch, onnxruntime, OpenVINO, JAX, OpenBLAS.
 
     python3 bench/peers.py [--threads 1,2] [--seconds 3] [--rows REGEX] [--out NAME]
-    python3 bench/peers.py --draw [SEED] [--draw-count 40] ...
+    python3 bench/peers.py --draw [SEED] [--draw-count 40] [--draw-kinds forward,backward,module,gemm] ...
 
 The first call creates build/peers, a virtual environment with the peers, and continues there; --here uses the current
 Python. The measured library is build/libmultihead.so, which is built first, or the one in MHA_LIBRARY_DIR. Both numbers
@@ -23,8 +23,9 @@ GroupQueryAttention where it is faster than its other operator. Lengths: onnxrun
 dense mask. Grouped heads: peers without them get repeated keys and values; repeating is not timed. JAX's backward
 includes a forward pass, since it stores nothing between calls.
 
---draw measures random shapes instead of the list: 1 to 40 heads of size 8 to 256, 1 to 3,000 tokens, batches, grouped
-heads, causal or not, other numbers of keys. SEED defaults to today's date, such as 20261123. A row below 0.97 is
+--draw measures random shapes instead of the list, 40 of each kind: 1 to 40 heads of size 8 to 256, 1 to 3,000 tokens,
+batches, grouped heads, causal or not, other numbers of keys; products with up to 3,000 rows and 8,192 outputs and
+inputs. SEED defaults to today's date, such as 20261123. A row below 0.97 is
 measured again at the end, four times as long; it is behind if its upper quartile is also below.
 
 --out writes the output to NAME.md, for docs/speed.md, and a plot to NAME.svg.
@@ -56,7 +57,9 @@ def parse():
                         help="rows whose names match")
     parser.add_argument("--draw", metavar="SEED", type=int, nargs="?",
                         const=int(time.strftime("%Y%m%d")), help="random shapes; default: today's date")
-    parser.add_argument("--draw-count", metavar="N", type=int, default=40, help="how many")
+    parser.add_argument("--draw-count", metavar="N", type=int, default=40, help="how many of each kind")
+    parser.add_argument("--draw-kinds", metavar="KIND,...", default="forward,backward,module,gemm",
+                        help="default: %(default)s")
     parser.add_argument("--out", metavar="NAME")
     parser.add_argument("--json", metavar="FILE", help="medians and ratios")
     parser.add_argument("--here", action="store_true")
@@ -66,6 +69,9 @@ def parse():
             parser.error(f"'{place}': there is no such folder")
     if options.draw_count < 1:
         parser.error("--draw-count is less than 1")
+    options.draw_kinds = options.draw_kinds.split(",")
+    if unknown := set(options.draw_kinds) - {"forward", "backward", "module", "gemm"}:
+        parser.error(f"--draw-kinds: '{unknown.pop()}' is none of forward, backward, module and gemm")
     return options
 
 
@@ -199,8 +205,8 @@ def run(options):
     threads, = options.threads
     torch.set_num_threads(threads)
     context = mha.Context(num_threads=threads)
-    rows = peers_calls.ROWS if options.draw is None else peers_calls.draw(options.draw,
-                                                                          options.draw_count)
+    rows = peers_calls.ROWS if options.draw is None else peers_calls.draw(
+        options.draw, options.draw_count, options.draw_kinds)
     chosen = {name: make for name, make in rows if options.rows.search(name)}
     results, begun = {}, time.monotonic()
     if not chosen:
@@ -230,7 +236,8 @@ def arguments(options, threads):
     if options.rows.pattern:
         said += ["--rows", options.rows.pattern]
     if options.draw is not None:
-        said += ["--draw", str(options.draw), "--draw-count", str(options.draw_count)]
+        said += ["--draw", str(options.draw), "--draw-count", str(options.draw_count),
+                 "--draw-kinds", ",".join(options.draw_kinds)]
     return said
 
 

@@ -114,10 +114,13 @@ def ours_backward(row, context):
     o, extra = mha.attention(row.q, row.k, row.v, ("lse",), context, **row.description())
     g = np.random.default_rng(4).standard_normal(o.shape, np.float32)
 
+    run, found = backward_ctypes.prepared_backward(row.q, row.k, row.v, o, extra["lse"], g, context=context,
+                                                   **row.description())
+
     def call(_):
-        found = backward_ctypes.attention_backward(row.q, row.k, row.v, o, extra["lse"], g,
-                                                   context=context, **row.description())
-        return found["q"] if isinstance(found, dict) else found[0]
+        run()
+        return found["q"]
+    call.keep = (o, extra, g)
     return call
 
 
@@ -139,9 +142,12 @@ def ours_module(row, context):
                             "out_proj.bias": np.zeros(width, np.float32)})
     wanted = ("average_probabilities",) if row.mask == "weights" else ()
 
+    run, out, _ = module.prepared(x, outputs=wanted, context=context)
+
     def call(_):
-        found = module(x, outputs=wanted, context=context)
-        return found[0] if wanted else found
+        run()
+        return out
+    call.keep = (module, x)
     return call
 
 
@@ -363,6 +369,11 @@ def jax_backward(row, threads):
 class Product:
     """x W^T, compared with OpenBLAS (in NumPy) and torch."""
 
+    @classmethod
+    def of(cls, m, n, k):
+        """(name, constructor)"""
+        return f"gemm {m}x{n}x{k}", lambda: cls(m, n, k)
+
     def __init__(self, m, n, k):
         rng = np.random.default_rng(1)
         self.kind, self.name, self.memory_bound = "gemm", f"gemm {m}x{n}x{k}", m == 1
@@ -379,9 +390,11 @@ def ours_product(row, context):
                                         C.byref(handles[-1])))
     y = np.empty(row.shape, np.float32)
     tensors = [C.byref(mha.tensor(a)) for a in (row.x, y)]
+    copies = [(context.handle, handle, 0, *tensors) for handle in handles]
+    run, check = lib.mha_linear_forward, mha.check
 
     def call(i):
-        mha.check(lib.mha_linear_forward(context.handle, handles[i % len(handles)], 0, *tensors))
+        check(run(*copies[i % len(copies)]))
         return y
     return call
 
@@ -422,7 +435,7 @@ ROWS = [
     *(Row.of("module", h, d, n, batch=batch, mask=mask) for h, d, n, batch in (
         (8, 64, 10, 2), (12, 64, 128, 1), (8, 64, 512, 1), (8, 64, 2048, 1), (12, 64, 128, 32))
       for mask in (None, "weights")),
-    *((f"gemm {m}x{n}x{k}", lambda m=m, n=n, k=k: Product(m, n, k)) for m, n, k in (
+    *(Product.of(*sizes) for sizes in (
         (512, 512, 512), (2048, 512, 512), (128, 768, 768), (512, 4096, 4096), (16, 512, 512),
         (1, 512, 512), (1, 4096, 4096))),
 ]
@@ -434,38 +447,81 @@ ROWS = [
 MOST_OPERATIONS, MOST_SCORES = 3e10, 2e8
 
 
-def drawn_shape(numbers):
-    """Arguments of Row, from random numbers in 0 .. 1."""
-    def even(first, last):
-        return first + int(next(numbers) * (last + 1 - first))
+class Draw:
+    """Sizes from random numbers."""
 
-    def logarithmic(first, last):
-        return min(last, int(first * ((last + 1) / first) ** next(numbers)))
+    def __init__(self, seed):
+        self.number = random.Random(seed).random
 
-    def length():
-        return even(1, 3000) if next(numbers) < 0.5 else logarithmic(1, 3000)
+    def chance(self, share):
+        return self.number() < share
 
-    shape = {"kind": "forward", "h": even(1, 40), "d": logarithmic(8, 256), "n": length()}
-    if next(numbers) < 0.5:
-        shape["batch"] = even(2, 8)
-    if next(numbers) < 1 / 3 and shape["h"] > 1:
-        divisors = [x for x in range(1, shape["h"]) if shape["h"] % x == 0]
-        shape["hk"] = divisors[even(0, len(divisors) - 1)]
-    if next(numbers) < 0.5:
-        shape["mask"] = "causal"
-    elif next(numbers) < 1 / 3:
-        shape["keys"] = length()
-    return shape
+    def even(self, first, last):
+        return first + int(self.number() * (last + 1 - first))
+
+    def logarithmic(self, first, last):
+        return min(last, int(first * ((last + 1) / first) ** self.number()))
+
+    def length(self):
+        return self.even(1, 3000) if self.chance(0.5) else self.logarithmic(1, 3000)
 
 
-def draw(seed, count):
-    """Rows of random shapes, the same for the same seed."""
-    source, rows = random.Random(seed), {}
-    numbers = iter(source.random, None)
-    while len(rows) < count:
-        shape = drawn_shape(numbers)
-        scores = (shape.get("batch", 1) * shape["h"] * shape["n"] * shape.get("keys", shape["n"]))
-        if scores <= MOST_SCORES and 4 * scores * shape["d"] <= MOST_OPERATIONS:
-            name, make = Row.of(**shape)
-            rows[name] = make
+def fits(row, operations):
+    scores = row.get("batch", 1) * row["h"] * row["n"] * row.get("keys", row["n"])
+    return scores <= MOST_SCORES and operations * scores * row["d"] <= MOST_OPERATIONS
+
+
+def drawn_forward(draw):
+    row = {"kind": "forward", "h": draw.even(1, 40), "d": draw.logarithmic(8, 256), "n": draw.length()}
+    if draw.chance(0.5):
+        row["batch"] = draw.even(2, 8)
+    if draw.chance(1 / 3) and row["h"] > 1:
+        divisors = [x for x in range(1, row["h"]) if row["h"] % x == 0]
+        row["hk"] = divisors[draw.even(0, len(divisors) - 1)]
+    if draw.chance(0.5):
+        row["mask"] = "causal"
+    elif draw.chance(1 / 3):
+        row["keys"] = draw.length()
+    return Row.of(**row) if fits(row, 4) else None
+
+
+def drawn_backward(draw):
+    row = {"kind": "backward", "h": draw.even(1, 40), "d": draw.logarithmic(8, 256),
+           "n": max(2, draw.length())}  # with one key, the gradient of q is 0
+    if draw.chance(0.5):
+        row["batch"] = draw.even(2, 8)
+    if draw.chance(0.5):
+        row["mask"] = "causal"
+    return Row.of(**row) if fits(row, 10) else None
+
+
+def drawn_module(draw):
+    row = {"kind": "module", "h": draw.even(1, 24), "d": draw.logarithmic(8, 128), "n": draw.length()}
+    if draw.chance(0.5):
+        row["batch"] = draw.even(2, 8)
+    if draw.chance(1 / 3):
+        row["mask"] = "weights"
+    width = row["h"] * row["d"]
+    products = 8 * row.get("batch", 1) * row["n"] * width ** 2
+    return Row.of(**row) if fits(row, 4) and products <= MOST_OPERATIONS else None
+
+
+def drawn_product(draw):
+    rows, columns, inner = draw.logarithmic(1, 3000), draw.logarithmic(8, 8192), draw.logarithmic(8, 8192)
+    return Product.of(rows, columns, inner) if 2 * rows * columns * inner <= MOST_OPERATIONS else None
+
+
+DRAWN = {"forward": drawn_forward, "backward": drawn_backward, "module": drawn_module, "gemm": drawn_product}
+
+
+def draw(seed, count, kinds):
+    """`count` rows of each kind with random shapes, the same for the same seed."""
+    rows = {}
+    for kind in kinds:
+        source = Draw(seed if kind == "forward" else f"{kind} {seed}")
+        most = len(rows) + count
+        while len(rows) < most:
+            row = DRAWN[kind](source)
+            if row:
+                rows[row[0]] = row[1]
     return list(rows.items())

@@ -60,17 +60,31 @@ def below(rows):
     return [name for name, row in rows.items() if ratio(row) and ratio(row)[1] < BEHIND]
 
 
+def group_of(name):
+    """forward and backward rows: also whether causal"""
+    kind = name.split()[0]
+    return kind + (" causal" if name.endswith(" causal") else " full" if kind in ("forward", "backward") else "")
+
+
+def group_summary(group, rows, behind):
+    middles = [ratio(row)[1] for row in rows.values()]
+    return (f"- {group}: {len(rows)} shapes, median {statistics.median(middles):.2f}, {min(middles):.2f} to "
+            f"{max(middles):.2f}; {sum(m < 1 for m in middles)} below 1, "
+            f"{sum(name in behind for name in rows)} below {BEHIND} beyond the spread")
+
+
 def draw_summary(rows):
-    """The median, and each row below 0.97; it is behind if its upper quartile is also below."""
+    """The medians, and each row below 0.97; it is behind if its upper quartile is also below."""
     rows = by_ratio(rows)
     if not rows:
         return "No row has a peer."
-    middles = [ratio(row)[1] for row in rows.values()]
     low = {name: row for name, row in rows.items() if "first" in row or ratio(row)[1] < BEHIND}
     behind = [name for name, row in low.items() if ratio(row)[2] < BEHIND]
-    said = [f"Fastest peer / ours of {len(rows)} shapes: median {statistics.median(middles):.2f}, "
-            f"{min(middles):.2f} to {max(middles):.2f}; {sum(m >= 1.2 for m in middles)} from 1.2 on, "
-            f"{sum(m < 1 for m in middles)} below 1, {len(behind)} below {BEHIND} beyond the spread."]
+    groups = {}
+    for name, row in sorted(rows.items(), key=lambda item: group_of(item[0])):
+        groups.setdefault(group_of(name), {})[name] = row
+    said = ["Fastest peer / ours:"] + [group_summary(group, some, behind) for group, some in groups.items()]
+    said += ["", "Measured again:"] if low else []
     for name, row in low.items():
         verdict = ("behind" if name in behind else
                    "within the spread" if ratio(row)[1] < BEHIND else f"not below {BEHIND}")

@@ -13,10 +13,11 @@ ADD = 1
 KEPT = ("q", "k", "v", "heads", "lse")
 
 
-def attention_backward(q, k, v, o, lse, o_gradient, wanted=("q", "k", "v"), context=None,
-                       into=None, **keywords):
-    """{name: array} of the wanted gradients. Keywords are those of attention_desc() in the forward
-    call. The gradients are written to the arrays of `into`, if given."""
+def prepared_backward(q, k, v, o, lse, o_gradient, wanted=("q", "k", "v"), context=None, into=None,
+                      **keywords):
+    """A function that makes the call, and the {name: array} of the wanted gradients that it fills. Keywords
+    are those of attention_desc() in the forward call. The gradients are written to the arrays of `into`, if
+    given."""
     context = context or mha.default_context()
     desc = mha.attention_desc(**keywords)
     shapes = {"q": q.shape, "k": k.shape, "v": v.shape, "scale": ()} | {
@@ -28,7 +29,13 @@ def attention_backward(q, k, v, o, lse, o_gradient, wanted=("q", "k", "v"), cont
     tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "o_gradient": o_gradient}
     call = AttentionBackwardCall(attention=C.pointer(desc), gradients=C.pointer(gradients),
                                  **{name: C.pointer(mha.tensor(x)) for name, x in tensors.items()})
-    mha.check(mha.LIBRARY.mha_attention_backward(context.handle, C.byref(call)))
+    return lambda: mha.check(mha.LIBRARY.mha_attention_backward(context.handle, C.byref(call))), found
+
+
+def attention_backward(*tensors, **keywords):
+    """The gradients, as for prepared_backward()."""
+    run, found = prepared_backward(*tensors, **keywords)
+    run()
     return found
 
 

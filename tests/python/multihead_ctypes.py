@@ -205,9 +205,9 @@ class Module:
                 "heads": (batch, d.num_heads, length, d.value_head_dim),
                 "lse": (batch, d.num_heads, length)}
 
-    def __call__(self, query, key=None, value=None, outputs=(), context=None, **keywords):
-        """out [B,T,E], or (out, {name: array}). The default of key is query, and the default of
-        value is key. All may omit the batch axis."""
+    def prepared(self, query, key=None, value=None, outputs=(), context=None, **keywords):
+        """A function that makes the call, and the arrays that it fills: out [B,T,E] and {name: array}. The
+        default of key is query, and the default of value is key. All may omit the batch axis."""
         key = query if key is None else key
         value = key if value is None else value
         desc = attention_desc(**keywords)
@@ -220,7 +220,13 @@ class Module:
         out = np.full((*query.shape[:-1], self.desc.embed_dim), np.nan, np.float32)
         call = ModuleCall(attention=C.pointer(desc), query=_pointer(query), key=_pointer(key),
                           value=_pointer(value), out=_pointer(out), outputs=C.pointer(wanted))
-        check(LIBRARY.mha_module_run((context or self.context).handle, self.handle, C.byref(call)))
+        handle = (context or self.context).handle
+        return lambda: check(LIBRARY.mha_module_run(handle, self.handle, C.byref(call))), out, extra
+
+    def __call__(self, *inputs, outputs=(), **keywords):
+        """out, or (out, {name: array}), as for prepared()."""
+        run, out, extra = self.prepared(*inputs, outputs=outputs, **keywords)
+        run()
         return (out, extra) if outputs else out
 
     def step(self, cache, tokens, counts=None, positions=None, context=None, **keywords):
