@@ -24,6 +24,7 @@ typedef struct mhai_attn_tiling {
     int64_t split_blocks;    /* key blocks of a chunk that threads share; 0: they are not shared */
     int64_t split_floats;    /* extra scratch for shared blocks */
     bool one_block;          /* attn_one_block.c computes every chunk */
+    bool lanes;              /* attn_lanes.c computes every head */
     bool alone;              /* runs on one thread, because more would not pay off */
 } mhai_attn_tiling;
 

@@ -26,7 +26,6 @@ enum { FETCH_L2_KEYS = 256 };
 typedef struct tiled_job {
     mhai_attn_walk walk;
     mhai_attn_kept kept; /* m NULL: not requested */
-    bool one_block;      /* computed by attn_one_block.c */
 } tiled_job;
 
 static void start_outputs(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
@@ -95,8 +94,8 @@ static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mha
     if (fetched > 2 * MHAI_KEY_BLOCK + (next < end ? 0 : c->rows)) return;
     item->planned = block->key;
     item->fetch.run = MHAI_FETCH_RUNS;
-    if (p->part || p->pages || p->D != p->Dv || p->q.dtype != MHA_F32 ||
-        p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32)
+    if (p->part || p->pages || p->D != p->Dv || p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 ||
+        p->v.dtype != MHA_F32)
         return;
     if (next < end) {
         fetch_block(p, c, next, &item->fetch);
@@ -208,6 +207,26 @@ static void run_one_block(const tiled_job *job, int64_t item, const mhai_attn_ch
     *done = mhai_attn_one_block(walk, c, w, &fetch);
 }
 
+/* Compute a chunk with its outputs. A worker runs consecutive items. */
+static void run_chunk_item(void *argument, int64_t item, mhai_attn_workspace *w)
+{
+    const tiled_job *job = argument;
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(&job->walk, item);
+    bool done = false;
+    if (job->walk.tiling.one_block) run_one_block(job, item, &c, w, &done);
+    if (!done) run_rows(argument, item + 1, &c, w);
+}
+
+/* Compute heads in lanes. Each key/value head is one chunk. */
+static void run_lanes(void *argument, int64_t item, mhai_attn_workspace *w)
+{
+    const tiled_job *job = argument;
+    const mhai_attn_range heads = mhai_attn_lane_heads(job->walk.p, item);
+    if (mhai_attn_run_lanes(&job->walk, item, w)) return;
+    for (int64_t i = heads.begin; i < heads.end; i++)
+        run_chunk_item(argument, job->walk.tiling.items - 1 - i, w);
+}
+
 static void run_item(void *argument, int64_t item, int worker)
 {
     const tiled_job *job = argument;
@@ -216,17 +235,16 @@ static void run_item(void *argument, int64_t item, int worker)
         return;
     }
     mhai_attn_workspace w = mhai_attn_workspace_of(&job->walk, worker);
-    mhai_attn_chunk c = mhai_attn_chunk_of_item(&job->walk, item);
-    bool done = false;
-    if (job->one_block) run_one_block(job, item, &c, &w, &done);
-    if (done) return;
-    run_rows(argument, item + 1, &c, &w); /* a worker runs consecutive items */
+    if (job->walk.tiling.lanes)
+        run_lanes(argument, item, &w);
+    else
+        run_chunk_item(argument, item, &w);
 }
 
 mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
 {
     const mhai_attn_tiling *t = &plan->tiling;
-    tiled_job job = {.one_block = t->one_block};
+    tiled_job job = {0};
     MHA_TRY(mhai_attn_walk_begin(context, plan, &job.walk));
     if (t->kept_rows > 0) {
         MHA_TRY(mha_scratch_alloc(context, 1, plan->scratch.kept, &job.kept.m));
@@ -262,6 +280,8 @@ static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
         return MHAI_TILED_REASON
             "; it keeps the scores of a chunk of rows until their average over "
             "heads can be taken";
+    if (plan->tiling.lanes)
+        return MHAI_TILED_REASON "; with so few queries and keys, a lane computes a whole head";
     if (plan->tiling.one_block)
         return MHAI_TILED_REASON
             "; the keys are one block, so each strip of rows is finished at once";
@@ -283,8 +303,8 @@ mha_status mhai_tiled_plan(const mha_context *context, mhai_attn_plan *plan)
     const int64_t chunk =
         t->scored_rows ? mhai_min_i64(t->scored_rows, p->group * queries) : t->chunk_rows;
     const bool in_place = t->items > 0 && p->S > 0 && !t->scored_rows && !t->one_block &&
-                          mhai_attn_by_rows(p, chunk, tile_rows);
-    account->row_block = mhai_attn_strip_rows(p, chunk, tile_rows);
+                          !t->lanes && mhai_attn_by_rows(p, chunk, tile_rows);
+    account->row_block = t->lanes ? p->T : mhai_attn_strip_rows(p, chunk, tile_rows);
     account->reason = reason_of(plan, in_place);
     if (in_place) account->flags |= MHA_PLAN_KEYS_IN_PLACE;
     if (t->one_block) account->flags |= MHA_PLAN_ONE_BLOCK;

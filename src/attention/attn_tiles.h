@@ -234,6 +234,21 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
 MHA_NODISCARD bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                                        const mhai_attn_workspace *w, mhai_fetch *fetch);
 
+/* ---- attn_lanes.c ---------------------------------------------------------------------------- */
+
+/* Whether heads have few queries and keys, and only causal and lengths are in use. */
+bool mhai_attn_in_lanes(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
+
+/* Items of a problem in lanes, and the key/value heads of an item: first .. end - 1, numbered
+ * through all sequences. */
+int64_t mhai_attn_lane_items(const mhai_attn_problem *p);
+mhai_attn_range mhai_attn_lane_heads(const mhai_attn_problem *p, int64_t item);
+
+/* Compute an item, with its outputs. Returns false if an element is not finite; its heads must then
+ * be computed by a walk. */
+MHA_NODISCARD bool mhai_attn_run_lanes(const mhai_attn_walk *walk, int64_t item,
+                                       const mhai_attn_workspace *w);
+
 /* ---- attn_mask.c ----------------------------------------------------------------------------- */
 
 /* The block at key, for a chunk whose limit is set. */

@@ -176,7 +176,9 @@ mha_status mhai_attn_divide(const mha_context *context, mhai_attn_plan *plan)
     t.runs = runs_of(p, &t);
     const bool kept = mhai_attn_needs_kept(p) && t.scored_rows == 0;
     t.kept_rows = kept ? p->q.shape[0] * p->H * p->q.shape[2] : 0;
-    t.one_block = mhai_attn_is_one_block(p, &t);
+    t.lanes = mhai_attn_in_lanes(p, &t);
+    t.one_block = !t.lanes && mhai_attn_is_one_block(p, &t);
+    if (t.lanes) t.forward_items = mhai_attn_lane_items(p);
     t.alone = runs_single_threaded(context, p);
     plan->tiling = t;
     plan->scratch.worker = mhai_attn_lay_out(p, &t, tile_rows, NULL).bytes;

@@ -229,6 +229,24 @@ typedef struct mhai_one_block {
  * finite, visible or not, *done is false and o, m and l are undefined. The caller then
  * computes the rows in tiles. */
 
+/* Up to 16 heads with few queries and keys, one per lane. Query `row` of a head sees its keys before
+ * ends[row][head]. All tensors are f32. */
+enum { MHAI_LANES = 16, MHAI_LANE_ROWS = 16, MHAI_LANE_KEYS = 16 };
+typedef struct mhai_lanes {
+    int heads, rows, keys;
+    const float *q[MHAI_LANES], *k[MHAI_LANES], *v[MHAI_LANES]; /* the first row of each head; in
+                                                                 * unused lanes, that of any head */
+    float *o[MHAI_LANES];
+    int64_t q_row, k_row, v_row, o_row; /* strides in elements */
+    int64_t head_dim, value_dim;
+    float factor;                           /* applied to q: scale * log2 e */
+    float ends[MHAI_LANE_ROWS][MHAI_LANES]; /* 0 .. keys */
+    float *m, *l;                           /* [rows][16] out */
+    float *turned;                          /* [rows + keys][head_dim][16], working memory */
+} mhai_lanes;
+/* lanes_forward: tile_forward and finish_row. If any element is not finite, *done is false, and the
+ * contents of o are unspecified. */
+
 /* bf16 arithmetic: elements are rounded to bf16, and become 0 if below 2^-50 in magnitude. The
  * memory layout is private to these functions, and takes no more memory than floats. `pairs`
  * selects the instruction that multiplies pairs; results are bit-identical. It must be the same in

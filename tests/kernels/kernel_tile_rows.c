@@ -290,6 +290,33 @@ typedef struct one_case {
     block_case block;
 } one_case;
 
+/* Make keys and values in rows. */
+static block_case make_rows_of(kernel_test *t, int keys, int64_t dim, int64_t cols,
+                               int64_t k_stride, int64_t v_stride)
+{
+    block_case b = strip_block(t, WITH_ROWS, keys, dim, 1);
+    float *v = kt_plain(t, (size_t)(keys * cols) * sizeof(float));
+    kt_fill(t, v, keys * cols);
+    b.cols = cols;
+    b.readable = keys;
+    b.k_stride = k_stride;
+    b.v_stride = v_stride;
+    b.v = v;
+    b.k_rows = kt_input(t, MHA_F32, keys, dim, k_stride);
+    b.v_rows = kt_input(t, MHA_F32, keys, cols, v_stride);
+    for (int j = 0; j < keys; j++) {
+        memcpy(b.k_rows + j * k_stride, b.k + j * dim, (size_t)dim * sizeof(float));
+        memcpy(b.v_rows + j * v_stride, v + j * cols, (size_t)cols * sizeof(float));
+    }
+    return b;
+}
+
+static int64_t make_head_size(kernel_test *t)
+{
+    if (t->timed) return 64;
+    return kt_chance(t, 0.5) ? rng_between(&t->r, 1, 80) : 16 * rng_between(&t->r, 1, 5);
+}
+
 static one_case make_one(kernel_test *t)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
@@ -297,29 +324,14 @@ static one_case make_one(kernel_test *t)
                   .queries = kt_size(t, 30, 128),
                   .factor = 0.2f,
                   .causal = kt_chance(t, 0.5)};
-    const int64_t all = c.heads * c.queries, dim = t->timed ? 64 : 16 * rng_between(&t->r, 1, 5);
+    const int64_t all = c.heads * c.queries, dim = make_head_size(t), cols = make_head_size(t);
     const int keys =
         (int)(kt_chance(t, 0.3) ? kt_size(t, MHAI_KEY_BLOCK, 128) : kt_size(t, 80, 128));
     c.first = kt_chance(t, 0.4) ? rng_between(&t->r, 0, all - 1) : 0;
     c.rows = t->timed ? all : rng_between(&t->r, 1, all - c.first);
     c.offset = rng_between(&t->r, -c.queries, keys);
-    c.block = strip_block(t, WITH_ROWS, keys, dim, 1);
-    c.block.cols = t->timed ? 64 : 16 * rng_between(&t->r, 1, 5);
-    c.block.readable = keys;
-    c.block.k_stride = kt_stride(t, dim);
-    c.block.v_stride = kt_stride(t, c.block.cols);
-    float *v = kt_plain(t, (size_t)(keys * c.block.cols) * sizeof(float));
-    kt_fill(t, v, keys * c.block.cols);
-    c.block.v = v;
-    c.block.k_rows = kt_input(t, MHA_F32, keys, dim, c.block.k_stride);
-    c.block.v_rows = kt_input(t, MHA_F32, keys, c.block.cols, c.block.v_stride);
-    for (int j = 0; j < keys; j++) {
-        memcpy(c.block.k_rows + j * c.block.k_stride, c.block.k + j * dim,
-               (size_t)dim * sizeof(float));
-        memcpy(c.block.v_rows + j * c.block.v_stride, v + j * c.block.cols,
-               (size_t)c.block.cols * sizeof(float));
-    }
-    const int64_t q_stride = kt_stride(t, dim), o_stride = kt_stride(t, c.block.cols);
+    c.block = make_rows_of(t, keys, dim, cols, kt_stride(t, dim), kt_stride(t, cols));
+    const int64_t q_stride = kt_stride(t, dim), o_stride = kt_stride(t, cols);
     const bool swapped = kt_chance(t, 0.5);
     c.q = kt_input(t, MHA_F32, all, dim, q_stride);
     kt_fill_rows(t, c.q, all, dim, q_stride);
@@ -352,6 +364,16 @@ static strip_case row_case(kernel_test *t, const one_case *c, int64_t r)
     return s;
 }
 
+static void spoil_rows(kernel_test *t, const block_case *b)
+{
+    const int key = (int)rng_between(&t->r, 0, b->keys - 1);
+    t->undefined = true;
+    if (kt_chance(t, 0.5))
+        b->k_rows[key * b->k_stride] = INFINITY;
+    else
+        b->v_rows[key * b->v_stride + b->cols - 1] = NAN;
+}
+
 void check_one_block_forward(kernel_test *t)
 {
     const one_case c = make_one(t);
@@ -361,14 +383,7 @@ void check_one_block_forward(kernel_test *t)
     const bool sums = kt_chance(t, 0.5), copies = kt_chance(t, 0.5);
     const bool spoiled = kt_chance(t, 0.1), fetches = kt_chance(t, 0.5);
     const float *nowhere = kt_nowhere(t);
-    if (spoiled) {
-        t->undefined = true;
-        const int key = (int)rng_between(&t->r, 0, b->keys - 1);
-        if (kt_chance(t, 0.5))
-            b->k_rows[key * b->k_stride] = INFINITY;
-        else
-            b->v_rows[key * b->v_stride + b->cols - 1] = NAN;
-    }
+    if (spoiled) spoil_rows(t, b);
     strip_case *strips = kt_plain(t, (size_t)c.rows * sizeof *strips);
     const strip_row ***pairs = kt_plain(t, (size_t)c.rows * sizeof *pairs);
     for (int64_t r = 0; r < c.rows && !t->timed; r++) {
@@ -411,6 +426,7 @@ void check_one_block_forward(kernel_test *t)
             .l = l,
             .panels = kt_scratch(t, MHA_F32, 1, 16 * b->dim * 32, 16 * b->dim * 32),
             .values = copies ? kt_scratch(t, MHA_F32, 1, panels * block, panels * block) : NULL,
+            .tail = kt_scratch(t, MHA_F32, 1, block, block),
             .scaled = kt_scratch(t, MHA_F32, 1, MHAI_MAX_ROWS * b->dim, MHAI_MAX_ROWS * b->dim),
             .s = kt_scratch(t, MHA_F32, 1, strip, strip),
             .fetch = &fetch,
@@ -428,5 +444,90 @@ void check_one_block_forward(kernel_test *t)
                 kt_that(t, memcmp(o + at + i, &(uint32_t){UINT32_MAX}, 4) == 0, "another row of o",
                         r, i);
         }
+    }
+}
+
+/* ---- heads in lanes -------------------------------------------------------------------------- */
+
+typedef struct lanes_case {
+    int heads, rows, keys;
+    int64_t dim, cols, q_stride, k_stride, v_stride, o_stride;
+    one_case head[MHAI_LANES];
+    strip_case strip[MHAI_LANES][MHAI_LANE_ROWS];
+    const strip_row **row[MHAI_LANES][MHAI_LANE_ROWS];
+} lanes_case;
+
+static lanes_case *make_lanes(kernel_test *t)
+{
+    lanes_case *c = kt_plain(t, sizeof *c);
+    c->heads = t->timed ? MHAI_LANES : (int)rng_between(&t->r, 1, MHAI_LANES);
+    c->rows = t->timed ? 8 : (int)rng_between(&t->r, 1, MHAI_LANE_ROWS);
+    c->keys = t->timed ? 8 : (int)rng_between(&t->r, 1, MHAI_LANE_KEYS);
+    c->dim = make_head_size(t), c->cols = make_head_size(t);
+    c->q_stride = kt_stride(t, c->dim), c->k_stride = kt_stride(t, c->dim);
+    c->v_stride = kt_stride(t, c->cols), c->o_stride = kt_stride(t, c->cols);
+    for (int h = 0; h < c->heads; h++) {
+        one_case *head = &c->head[h];
+        *head = (one_case){.heads = 1,
+                           .queries = c->rows,
+                           .rows = c->rows,
+                           .factor = 0.2f,
+                           .causal = kt_chance(t, 0.5),
+                           .offset = rng_between(&t->r, -2, c->keys),
+                           .q_row = c->q_stride};
+        head->block = make_rows_of(t, c->keys, c->dim, c->cols, c->k_stride, c->v_stride);
+        head->q = kt_input(t, MHA_F32, c->rows, c->dim, c->q_stride);
+        kt_fill_rows(t, head->q, c->rows, c->dim, c->q_stride);
+        for (int r = 0; r < c->rows; r++) c->strip[h][r] = row_case(t, head, r);
+    }
+    t->flops = 2.0 * c->heads * c->rows * c->keys * (double)(c->dim + c->cols);
+    return c;
+}
+
+static mhai_lanes lanes_of(kernel_test *t, const lanes_case *c)
+{
+    const int64_t turned = (c->rows + c->keys) * c->dim * MHAI_LANES;
+    mhai_lanes x = {.heads = c->heads,
+                    .rows = c->rows,
+                    .keys = c->keys,
+                    .q_row = c->q_stride,
+                    .k_row = c->k_stride,
+                    .v_row = c->v_stride,
+                    .o_row = c->o_stride,
+                    .head_dim = c->dim,
+                    .value_dim = c->cols,
+                    .factor = 0.2f,
+                    .m = kt_scratch(t, MHA_F32, c->rows, MHAI_LANES, MHAI_LANES),
+                    .l = kt_scratch(t, MHA_F32, c->rows, MHAI_LANES, MHAI_LANES),
+                    .turned = kt_scratch(t, MHA_F32, 1, turned, turned)};
+    for (int h = 0; h < MHAI_LANES; h++) {
+        const one_case *head = &c->head[h < c->heads ? h : 0];
+        x.q[h] = head->q;
+        x.k[h] = head->block.k_rows;
+        if (h >= c->heads) continue;
+        x.v[h] = head->block.v_rows;
+        x.o[h] = kt_output(t, MHA_F32, c->rows, c->cols, c->o_stride);
+        for (int r = 0; r < c->rows; r++) x.ends[r][h] = (float)c->strip[h][r].mask.end[0];
+    }
+    return x;
+}
+
+void check_lanes_forward(kernel_test *t)
+{
+    lanes_case *c = make_lanes(t);
+    const bool spoiled = kt_chance(t, 0.1);
+    if (spoiled) spoil_rows(t, &c->head[rng_between(&t->r, 0, c->heads - 1)].block);
+    for (int h = 0; h < c->heads && !t->timed; h++)
+        for (int r = 0; r < c->rows; r++) c->row[h][r] = strip_rows(t, &c->strip[h][r]);
+    EACH_TABLE(t, k)
+    {
+        const mhai_lanes x = lanes_of(t, c);
+        bool done = spoiled;
+        KERNEL_CALL(t) k->lanes_forward(&x, &done);
+        kt_that(t, done || spoiled, "done", 0, 0);
+        for (int h = 0; h < c->heads && done && !spoiled && !t->timed; h++)
+            for (int r = 0; r < c->rows; r++)
+                expect_one(t, &c->strip[h][r], c->row[h][r][0], r * MHAI_LANES + h,
+                           x.o[h] + r * c->o_stride, x.m, x.l);
     }
 }

@@ -68,6 +68,15 @@ static void one_block_forward(const mhai_one_block *block, bool *done)
     real->one_block_forward(block, done);
 }
 
+static void lanes_forward(const mhai_lanes *lanes, bool *done)
+{
+    seen.packs++;
+    seen.tiles++;
+    raise_to(&seen.most_rows, lanes->rows);
+    raise_to(&seen.most_keys, lanes->keys);
+    real->lanes_forward(lanes, done);
+}
+
 static void tile_rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *rows,
                              bool *finite)
 {
@@ -85,6 +94,7 @@ static mhai_kernels counted(const mhai_kernels *kernels)
     counting.tile_forward = tile_forward;
     counting.tile_rows_forward = tile_rows_forward;
     counting.one_block_forward = one_block_forward;
+    counting.lanes_forward = lanes_forward;
     counting.tile_rows_scores = tile_rows_scores;
     memset(&seen, 0, sizeof seen);
     return counting;
@@ -101,22 +111,23 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {
-    {FULL, 1, 8, 8, 512, 512, 64, false},       {FULL, 1, 8, 8, 2048, 2048, 64, false},
-    {FULL, 1, 8, 8, 2048, 2048, 128, false},    {FULL, 1, 32, 32, 512, 512, 128, false},
-    {FULL, 1, 12, 12, 128, 128, 64, false},     {FULL, 16, 12, 12, 128, 128, 64, false},
-    {FULL, 2, 8, 8, 10, 10, 64, false},         {FULL, 1, 8, 8, 512, 512, 64, true},
-    {CAUSAL, 2, 8, 2, 100, 300, 64, true},      {LENGTHS, 1, 8, 8, 128, 128, 64, false},
-    {KEEP, 1, 8, 8, 128, 128, 64, false},       {FULL, 1, 8, 8, 128, 513, 64, false},
-    {CAUSAL, 1, 8, 8, 2048, 2048, 64, false},   {CAUSAL, 1, 8, 8, 2048, 2048, 128, false},
-    {WINDOW, 1, 8, 8, 16384, 16384, 64, false}, {BLOCKS, 1, 8, 8, 8192, 8192, 64, false},
-    {LENGTHS, 1, 8, 8, 2048, 2048, 64, false},  {KEEP, 1, 8, 8, 2048, 2048, 64, false},
-    {BIAS, 1, 8, 8, 2048, 2048, 64, false},     {FULL, 1, 32, 8, 1, 4096, 128, false},
-    {FULL, 1, 32, 32, 1, 4096, 128, false},     {FULL, 1, 32, 1, 1, 4096, 128, false},
-    {FULL, 1, 32, 8, 1, 32768, 128, false},     {FULL, 1, 32, 1, 1, 32768, 128, false},
-    {AVERAGE, 1, 12, 12, 128, 128, 64, true},   {AVERAGE, 1, 8, 8, 512, 512, 64, true},
-    {AVERAGE, 1, 8, 8, 2048, 2048, 64, true},   {FULL, 1, 8, 8, 0, 128, 64, false},
-    {FULL, 1, 8, 8, 128, 0, 64, false},         {FULL, 0, 8, 8, 128, 128, 64, false},
-    {FULL, 1, 8, 8, 0, 4096, 64, false},        {FULL, 1, 8, 8, 1, 0, 64, false},
+    {FULL, 1, 8, 8, 512, 512, 64, false},      {FULL, 1, 8, 8, 2048, 2048, 64, false},
+    {FULL, 1, 8, 8, 2048, 2048, 128, false},   {FULL, 1, 32, 32, 512, 512, 128, false},
+    {FULL, 1, 12, 12, 128, 128, 64, false},    {FULL, 16, 12, 12, 128, 128, 64, false},
+    {FULL, 2, 8, 8, 10, 10, 64, false},        {CAUSAL, 1, 16, 4, 3, 5, 40, false},
+    {FULL, 1, 8, 8, 512, 512, 64, true},       {CAUSAL, 2, 8, 2, 100, 300, 64, true},
+    {LENGTHS, 1, 8, 8, 128, 128, 64, false},   {KEEP, 1, 8, 8, 128, 128, 64, false},
+    {FULL, 1, 8, 8, 128, 513, 64, false},      {CAUSAL, 1, 8, 8, 2048, 2048, 64, false},
+    {CAUSAL, 1, 8, 8, 2048, 2048, 128, false}, {WINDOW, 1, 8, 8, 16384, 16384, 64, false},
+    {BLOCKS, 1, 8, 8, 8192, 8192, 64, false},  {LENGTHS, 1, 8, 8, 2048, 2048, 64, false},
+    {KEEP, 1, 8, 8, 2048, 2048, 64, false},    {BIAS, 1, 8, 8, 2048, 2048, 64, false},
+    {FULL, 1, 32, 8, 1, 4096, 128, false},     {FULL, 1, 32, 32, 1, 4096, 128, false},
+    {FULL, 1, 32, 1, 1, 4096, 128, false},     {FULL, 1, 32, 8, 1, 32768, 128, false},
+    {FULL, 1, 32, 1, 1, 32768, 128, false},    {AVERAGE, 1, 12, 12, 128, 128, 64, true},
+    {AVERAGE, 1, 8, 8, 512, 512, 64, true},    {AVERAGE, 1, 8, 8, 2048, 2048, 64, true},
+    {FULL, 1, 8, 8, 0, 128, 64, false},        {FULL, 1, 8, 8, 128, 0, 64, false},
+    {FULL, 0, 8, 8, 128, 128, 64, false},      {FULL, 1, 8, 8, 0, 4096, 64, false},
+    {FULL, 1, 8, 8, 1, 0, 64, false},
 };
 
 typedef struct problem {

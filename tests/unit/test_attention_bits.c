@@ -282,24 +282,26 @@ static void few_queries_of_groups(void)
 }
 
 /* One block of keys with causal, lengths, a dense mask and a bias. With probabilities the outputs
- * are computed tile by tile, without them by one call per chunk. Sizes are those that the one-block
- * path accepts; lengths are around the ends of half panels, panels and strips. */
+ * are computed tile by tile, without them by one call per chunk or, with few queries and keys, by one
+ * call for up to 16 heads. Lengths are around the ends of half panels, panels and strips. */
 static void one_block_equals_tiles(void)
 {
-    static const int64_t sizes[] = {16, 32, 64, 96, 128, 240},
-                         values[] = {16, 32, 48, 64, 96, 112, 256};
+    static const int64_t sizes[] = {1, 9, 16, 32, 37, 64, 96, 128, 240},
+                         values[] = {1, 7, 16, 32, 41, 48, 64, 75, 96, 112, 256};
     static const int64_t lengths[] = {1,  10, 15, 16,  17,  31,  32, 33,
                                       48, 49, 64, 100, 128, 500, 512};
-    static const int64_t heads[][2] = {{1, 1}, {4, 2}, {3, 3}, {5, 1}};
+    static const int64_t heads[][2] = {{1, 1}, {4, 2}, {3, 3}, {5, 1}, {24, 8}, {20, 20}};
     machines all = machines_make(2);
     for (int i = 0; i < rng_cases(40, 2000); i++) {
         rng r = rng_make(rng_run_seed(), 500000 + (uint64_t)i);
         const int64_t *pair = RNG_PICK(&r, heads);
         problem_shape n = {.B = rng_between(&r, 1, 2), .H = pair[0], .Hk = pair[1]};
         n.T = rng_between(&r, 1, 45), n.S = RNG_PICK(&r, lengths);
+        if (i % 2 > 0) n.T = rng_between(&r, 1, 16), n.S = rng_between(&r, 1, 16);
         n.D = RNG_PICK(&r, sizes), n.Dv = RNG_PICK(&r, values);
         n.values = (problem_values)rng_between(&r, 0, VALUES_KINDS - 1);
         n.masks = (unsigned)rng_between(&r, 0, MASK_ALL) & (unsigned)rng_between(&r, 0, MASK_ALL);
+        if (i % 2 > 0) n.masks &= MASK_CAUSAL | MASK_OFFSETS | MASK_LENGTHS;
         problem p;
         problem_make(&p, &r, &n);
         sprinkle(&p, &r);

@@ -30,6 +30,8 @@
 
 #include "kernels/tmpl/one_block_tmpl.c"
 
+#include "kernels/tmpl/lanes_tmpl.c"
+
 #include "kernels/tmpl/bf16_tmpl.c"
 
 #include "kernels/tmpl/tile_bwd_tmpl.c"
