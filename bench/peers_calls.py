@@ -142,12 +142,12 @@ def ours_module(row, context):
                             "out_proj.bias": np.zeros(width, np.float32)})
     wanted = ("average_probabilities",) if row.mask == "weights" else ()
 
-    run, out, _ = module.prepared(x, outputs=wanted, context=context)
+    run, out, extra = module.prepared(x, outputs=wanted, context=context)
 
     def call(_):
         run()
         return out
-    call.keep = (module, x)
+    call.keep = (module, x, extra)
     return call
 
 

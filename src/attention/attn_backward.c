@@ -224,57 +224,91 @@ typedef struct preparation {
     float *room; /* [threads][MHAI_MAX_ROWS][D + 2 Dv], for rows that are not f32 */
 } preparation;
 
-/* Rows of a head as f32: in place, or converted into `room`. */
-static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int64_t row, int rows,
-                              float *room, int64_t *stride)
+/* Rows are numbered by sequence, head and query. */
+typedef struct row_place {
+    int64_t batch, h, t;
+} row_place;
+
+static row_place place_of(const mhai_attn_problem *p, int64_t row)
 {
-    *stride = x->dtype == MHA_F32 ? x->stride[2] : x->shape[3];
-    const float *first = mhai_attn_read(x, batch, h, row, room);
-    for (int r = 1; x->dtype != MHA_F32 && r < rows; r++)
-        mhai_attn_read(x, batch, h, row + r, room + r * x->shape[3]);
-    return first;
+    const int64_t head = row / p->q.shape[2];
+    return (row_place){head / p->H, head % p->H, row % p->q.shape[2]};
+}
+
+static void next_place(const mhai_attn_problem *p, row_place *at)
+{
+    if (++at->t < p->q.shape[2]) return;
+    at->t = 0;
+    if (++at->h == p->H) at->h = 0, at->batch++;
+}
+
+/* Whether rows of f32 are equally far apart, even if they belong to several heads. */
+static bool evenly_spaced(const mha_tensor *x, const row_place *first, int rows)
+{
+    if (x->dtype != MHA_F32) return false;
+    return first->t + rows <= x->shape[2] || (x->stride[1] == x->shape[2] * x->stride[2] &&
+                                              x->stride[0] == x->shape[1] * x->stride[1]);
+}
+
+/* Rows as f32: in place, or copied into `room`. */
+static const float *read_rows(const mhai_attn_problem *p, const mha_tensor *x, row_place at,
+                              int rows, float *room, int64_t *stride)
+{
+    *stride = x->stride[2];
+    if (evenly_spaced(x, &at, rows)) return mhai_attn_row(x, at.batch, at.h, at.t);
+    *stride = x->shape[3];
+    for (int r = 0; r < rows; r++, next_place(p, &at)) {
+        float *to = room + r * x->shape[3];
+        const float *from = mhai_attn_read(x, at.batch, at.h, at.t, to);
+        if (from != to) memcpy(to, from, (size_t)x->shape[3] * sizeof *to);
+    }
+    return room;
 }
 
 /* Compute the deltas, and their terms in the sink's gradient. Rows with o = 0 contribute nothing
  * for any dO. A query without keys affects the loss only through its lse, which is the sink. */
-static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h, int64_t row,
-                          float *room)
+static void prepare_strip(const preparation *prepared, int64_t row, int rows, float *room)
 {
     mhai_backward_problem *x = prepared->x;
     const mhai_attn_problem *p = &x->p;
-    const double logit = p->sink_logits.data ? f32_at(&p->sink_logits, h) : -INFINITY;
     double delta[MHAI_MAX_ROWS];
     bool finite[MHAI_MAX_ROWS];
-    mhai_deltas d = {.rows = (int)mhai_min_i64(MHAI_MAX_ROWS, p->q.shape[2] - row),
-                     .head_dim = p->D,
-                     .value_dim = p->Dv};
-    d.q = read_rows(&p->q, batch, h, row, d.rows, room, &d.q_stride);
+    mhai_deltas d = {.rows = rows, .head_dim = p->D, .value_dim = p->Dv};
+    row_place at = place_of(p, row);
+    d.q = read_rows(p, &p->q, at, rows, room, &d.q_stride);
     room += MHAI_MAX_ROWS * p->D;
-    d.o = read_rows(&p->o, batch, h, row, d.rows, room, &d.o_stride);
+    d.o = read_rows(p, &p->o, at, rows, room, &d.o_stride);
     room += MHAI_MAX_ROWS * p->Dv;
-    d.g = read_rows(&x->o_gradient, batch, h, row, d.rows, room, &d.g_stride);
+    d.g = read_rows(p, &x->o_gradient, at, rows, room, &d.g_stride);
     prepared->kernels->row_deltas(&d, delta, finite);
-    const int64_t at = (batch * p->H + h) * p->q.shape[2] + row;
-    for (int r = 0; r < d.rows; r++) {
-        const double lse = (double)*mhai_attn_row(&p->lse, batch, h, row + r);
+    for (int r = 0; r < rows; r++, next_place(p, &at)) {
+        const double lse = (double)*mhai_attn_row(&p->lse, at.batch, at.h, at.t);
         if (x->lse_gradient.data) {
-            const double given = (double)*mhai_attn_row(&x->lse_gradient, batch, h, row + r);
+            const double given = (double)*mhai_attn_row(&x->lse_gradient, at.batch, at.h, at.t);
             delta[r] -= isfinite(given) ? given : (double)NAN;
         }
-        x->delta[at + r] = finite[r] && lse < (double)INFINITY ? delta[r] : (double)NAN;
-        if (x->sink_terms)
-            x->sink_terms[at + r] = logit == -INFINITY ? 0 : -mhai_exp(logit - lse) * delta[r];
+        x->delta[row + r] = finite[r] && lse < (double)INFINITY ? delta[r] : (double)NAN;
+        if (!x->sink_terms) continue;
+        const double logit = p->sink_logits.data ? f32_at(&p->sink_logits, at.h) : -INFINITY;
+        x->sink_terms[row + r] = logit == -INFINITY ? 0 : -mhai_exp(logit - lse) * delta[r];
     }
 }
 
-static void prepare_head(void *argument, int64_t h, int worker)
+/* Prepare the rows of one head, or 16 rows of short heads. */
+static int64_t prepared_rows(const mhai_attn_problem *p)
+{
+    return mhai_max_i64(p->q.shape[2], MHAI_MAX_ROWS);
+}
+
+static void prepare_rows(void *argument, int64_t item, int worker)
 {
     const preparation *prepared = argument;
-    mhai_backward_problem *x = prepared->x;
-    float *room = prepared->room + worker * MHAI_MAX_ROWS * (x->p.D + 2 * x->p.Dv);
-    for (int64_t batch = 0; batch < x->p.q.shape[0]; batch++)
-        for (int64_t row = 0; row < x->p.q.shape[2]; row += MHAI_MAX_ROWS)
-            prepare_strip(prepared, batch, h, row, room);
+    const mhai_attn_problem *p = &prepared->x->p;
+    const int64_t each = prepared_rows(p), all = p->q.shape[0] * p->H * p->q.shape[2],
+                  end = mhai_min_i64((item + 1) * each, all);
+    float *room = prepared->room + worker * MHAI_MAX_ROWS * (p->D + 2 * p->Dv);
+    for (int64_t row = item * each; row < end; row += MHAI_MAX_ROWS)
+        prepare_strip(prepared, row, (int)mhai_min_i64(MHAI_MAX_ROWS, end - row), room);
 }
 
 void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum)
@@ -387,7 +421,8 @@ mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *
 /* Compute delta of every row, without weight_sums, and the sink terms. */
 void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room)
 {
-    mha_parallel_for(context, x->p.H, prepare_head,
+    const int64_t rows = x->p.q.shape[0] * x->p.H * x->p.q.shape[2];
+    mha_parallel_for(context, mhai_ceil_div(rows, prepared_rows(&x->p)), prepare_rows,
                      &(preparation){x, mhai_kernels_for(context->isa), room});
 }
 

@@ -3,6 +3,7 @@
 #include "attention/attn_backward_cells.h"
 
 #include "base/checked.h"
+#include "base/context.h"
 
 #include <multihead/component.h>
 
@@ -44,6 +45,7 @@ static mhai_cells_space lay_out(const mhai_cells_job *job, unsigned char *memory
                   values = mhai_attn_padded_shaw(&p->shaw_values);
     mhai_cells_space w = {.bytes = 0};
     mhai_carver c = {memory, 0};
+    mhai_cells_space *own = mhai_carve(&c, 1, sizeof w);
     lay_out_rows(p, &c, &w);
     w.q = mhai_carve(&c, MHAI_CELL_QUERIES * p->D, sizeof(float));
     w.g = mhai_carve(&c, MHAI_CELL_QUERIES * p->Dv, sizeof(float));
@@ -68,6 +70,7 @@ static mhai_cells_space lay_out(const mhai_cells_job *job, unsigned char *memory
     w.weights = mhai_carve(&c, weights ? MHAI_MAX_ROWS * MHAI_SCORE_STRIDE : 0, sizeof(float));
     w.weight_sums = mhai_carve(&c, weights ? MHAI_CELL_QUERIES : 0, sizeof(double));
     w.bytes = c.used;
+    if (own) *own = w;
     return w;
 }
 
@@ -76,9 +79,18 @@ size_t mhai_cells_space_bytes(const mhai_cells_job *job)
     return lay_out(job, NULL).bytes;
 }
 
+mha_status mhai_cells_take_spaces(mha_context *context, mhai_cells_job *job)
+{
+    MHA_TRY(mha_scratch_alloc(context, context->num_threads, job->worker_bytes, &job->memory));
+    for (int worker = 0; worker < context->num_threads; worker++)
+        lay_out(job, job->memory + (size_t)worker * job->worker_bytes);
+    return MHA_OK;
+}
+
 mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker)
 {
-    return lay_out(job, job->memory + (size_t)worker * job->worker_bytes);
+    return *(const mhai_cells_space *)(const void *)(job->memory +
+                                                     (size_t)worker * job->worker_bytes);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

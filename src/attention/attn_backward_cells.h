@@ -97,6 +97,9 @@ static inline int64_t mhai_cells_padded(int64_t columns)
 
 /* Bytes of a worker's memory. The job's x, p and held must be set. */
 size_t mhai_cells_space_bytes(const mhai_cells_job *job);
+
+/* Allocate and lay out the memory of all workers. */
+MHA_NODISCARD mha_status mhai_cells_take_spaces(mha_context *context, mhai_cells_job *job);
 mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker);
 
 /* Pack Shaw's tables in the context's scratch, once for all chunks. */

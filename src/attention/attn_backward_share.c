@@ -22,7 +22,7 @@ mha_status mhai_backward_share_begin(mha_context *context, const mhai_backward_p
     job->held = MHAI_CELL_QUERIES;
     job->worker_bytes = mhai_cells_space_bytes(job);
     MHA_TRY(mhai_backward_take_rows(context, x, &share->room));
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, job->worker_bytes, &job->memory));
+    MHA_TRY(mhai_cells_take_spaces(context, job));
     MHA_TRY(mhai_cells_pack_tables(context, job));
     if (!mhai_backward_has_sums(x)) return MHA_OK;
     return mhai_cells_take_sums(context, job, x->p.B * x->p.H * job->chunks, &job->sums);

@@ -506,7 +506,7 @@ mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *pla
 {
     mhai_cells_job job = mhai_cells_job_of(context, &plan->x);
     const walks w = walks_of(&job);
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &job.memory));
+    MHA_TRY(mhai_cells_take_spaces(context, &job));
     MHA_TRY(mhai_cells_pack_tables(context, &job));
     if (mhai_backward_has_sums(&plan->x))
         MHA_TRY(mhai_cells_take_sums(context, &job, WAVE, &job.sums));

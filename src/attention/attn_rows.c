@@ -40,6 +40,7 @@ mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_att
     mhai_carver c = {memory, 0};
     int64_t shaw_keys = mhai_attn_padded_shaw(&p->shaw_keys),
             shaw_values = mhai_attn_padded_shaw(&p->shaw_values);
+    mhai_attn_workspace *own = mhai_carve(&c, 1, sizeof w);
     w.q = mhai_carve(&c, rows * p->D, sizeof(float));
     w.o = mhai_carve(&c, rows * mhai_attn_padded_values(p), sizeof(float));
     w.m = mhai_carve(&c, rows, sizeof(float));
@@ -78,13 +79,14 @@ mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_att
     w.run = mhai_carve(&c, p->pages ? MHAI_RUN * mhai_attn_padded_values(p) : 0, sizeof(float));
     w.gathered = mhai_carve(&c, mhai_attn_gathered_bytes(p), 1);
     w.bytes = c.used;
+    if (own) *own = w;
     return w;
 }
 
 mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worker)
 {
-    return mhai_attn_lay_out(walk->p, &walk->tiling, walk->kernels->tile_rows,
-                             walk->memory + (size_t)worker * walk->worker_bytes);
+    return *(const mhai_attn_workspace *)(const void *)(walk->memory +
+                                                        (size_t)worker * walk->worker_bytes);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

@@ -120,7 +120,8 @@ int64_t mhai_attn_padded_values(const mhai_attn_problem *p); /* Dv rounded up to
 int64_t mhai_attn_padded_shaw(const mha_tensor *table);      /* the table's rows, rounded up
                                                               * likewise; 0 if absent */
 
-/* Lay out a workspace of the tiling's sizes in memory. If memory is NULL, only compute its size. */
+/* Lay out a workspace of the tiling's sizes in memory, where it is also stored for
+ * mhai_attn_workspace_of(). If memory is NULL, only compute its size. */
 mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
                                       int tile_rows, unsigned char *memory);
 mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worker);

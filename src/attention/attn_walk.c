@@ -85,6 +85,9 @@ mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan
                              .dropout = mhai_attn_dropout_of(&plan->p)};
     MHA_TRY(index_items(context, plan->scratch.index, walk));
     MHA_TRY(mha_scratch_alloc(context, plan->threads, walk->worker_bytes, &walk->memory));
+    for (int worker = 0; worker < plan->threads; worker++)
+        mhai_attn_lay_out(walk->p, &walk->tiling, walk->kernels->tile_rows,
+                          walk->memory + (size_t)worker * walk->worker_bytes);
     return MHA_OK;
 }
 
