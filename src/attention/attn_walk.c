@@ -287,7 +287,8 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows)
 {
     if (p->compute != MHA_COMPUTE_F32) return false;
-    if (p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 || p->Dv % MHAI_PANEL != 0) return false;
+    if (p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32) return false;
+    if (p->Dv % MHAI_PANEL != 0) return rows <= tile_rows && !p->pages;
     if (rows <= tile_rows) return true;
     return rows <= FEW_ROWS && p->S > MHAI_KEY_BLOCK &&
            rows * (p->Dv + MHAI_SCORE_STRIDE) <= MHAI_KEY_BLOCK * p->Dv;

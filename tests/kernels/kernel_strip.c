@@ -169,9 +169,13 @@ block_case strip_block(kernel_test *t, unsigned with, int keys, int64_t dim, int
     if (with & WITH_ROWS) {
         b.readable = keys + (kt_chance(t, 0.5) ? rng_between(&t->r, 0, 60) : 0);
         b.k_stride = kt_stride(t, dim);
-        b.v_stride = kt_stride(t, b.cols);
+        if (kt_chance(t, 0.5)) b.value_dim -= rng_between(&t->r, 0, 31);
+        float *columns = kt_plain(t, (size_t)(keys * b.value_dim) * sizeof(float));
+        for (int64_t j = 0; j < keys; j++)
+            memcpy(columns + j * b.value_dim, v + j * b.cols, (size_t)b.value_dim * sizeof(float));
+        b.v_stride = kt_stride(t, b.value_dim);
         b.k_rows = rows_of(t, k, keys, dim, b.k_stride, b.readable - keys);
-        b.v_rows = rows_of(t, v, keys, b.cols, b.v_stride, b.readable - keys);
+        b.v_rows = rows_of(t, columns, keys, b.value_dim, b.v_stride, b.readable - keys);
     } else {
         b.k_panels = strip_panels(t, k, keys, dim, true, 0);
         b.v_panels = strip_panels(t, v, keys, b.cols, false, b.cols);

@@ -43,7 +43,7 @@ static void spoil(kernel_test *t, rows_case *c)
     const block_case *b = &c->block;
     const bool keys = kt_chance(t, 0.5);
     const int key = (int)rng_between(&t->r, 0, b->keys - 1), lane = key % 16;
-    const int64_t col = rng_between(&t->r, 0, (keys ? b->dim : b->cols) - 1);
+    const int64_t col = rng_between(&t->r, 0, (keys ? b->dim : b->value_dim) - 1);
     const float bad = kt_chance(t, 0.5) ? NAN : INFINITY;
     if (b->key_runs)
         spoil_run(keys ? &b->key_runs[key / 16] : &b->value_runs[key / 16],
@@ -70,6 +70,7 @@ static rows_case *make_rows(kernel_test *t, unsigned with)
     if (kt_chance(t, 0.6)) {
         const mha_dtype type = strip_run_type(t);
         float *k = (float *)(uintptr_t)c->block.k, *v = (float *)(uintptr_t)c->block.v;
+        c->block.value_dim = c->block.cols;
         c->block.key_runs = strip_runs(t, type, k, c->block.keys, dim, true);
         c->block.value_runs = strip_runs(t, type, v, c->block.keys, c->block.cols, false);
     }
@@ -297,7 +298,7 @@ static block_case make_rows_of(kernel_test *t, int keys, int64_t dim, int64_t co
     block_case b = strip_block(t, WITH_ROWS, keys, dim, 1);
     float *v = kt_plain(t, (size_t)(keys * cols) * sizeof(float));
     kt_fill(t, v, keys * cols);
-    b.cols = cols;
+    b.cols = b.value_dim = cols;
     b.readable = keys;
     b.k_stride = k_stride;
     b.v_stride = v_stride;

@@ -207,6 +207,29 @@ static bool rows_finite(const mhai_tile *t)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
+/* Add the last columns, fewer than a panel, from a copy. Also touches the data at part->next. */
+static void value_tail(const mhai_tile *t, int64_t cols, bool ahead, bool dense, value_rows *part)
+{
+    enum { MOST_KEYS = 2 * VALUE_KEYS };
+    float copy[MOST_KEYS * MHAI_PANEL];
+    for (int64_t i = 0; i < part->keys; i++)
+        for (int64_t j = 0; j < MHAI_PANEL; j += VF_LANES)
+            vf_store(copy + i * MHAI_PANEL + j,
+                     j < cols ? vf_load_n(part->v + i * part->v_stride + j, lanes_at(j, cols))
+                              : vf_zero());
+    for (int64_t i = 0; ahead && dense && i < part->keys * cols; i += LINE)
+        touch_and_fetch(part->next + i, part->far);
+    for (int64_t i = 0; ahead && !dense && i < part->keys; i++)
+        touch_and_fetch(part->next + i * part->next_stride, part->far);
+    part->v = copy;
+    part->v_stride = MHAI_PANEL;
+    for (int64_t column = 0; column < cols; column += BLOCK_COLS) {
+        value_strip(value_packed, value_packed, t->rows, part);
+        part->v += BLOCK_COLS;
+        part->o += BLOCK_COLS;
+    }
+}
+
 /* Add the values of `keys` keys, starting at `key`, as far as a strip sees them, some columns at a
  * time. The first strip also touches the values after them, if they are readable. */
 static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int keys, float *o)
@@ -214,7 +237,8 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
     const int64_t cols = t->value_panels * MHAI_PANEL;
     const int end = t->end < key + keys ? t->end : key + keys;
     if (key < t->begin || key >= end) return;
-    const bool last = key + 2 * keys > x->readable, dense = !last && x->v_stride == cols;
+    const int64_t whole = t->value_dim / MHAI_PANEL * MHAI_PANEL;
+    const bool last = key + 2 * keys > x->readable, dense = !last && x->v_stride == t->value_dim;
     const bool first = o == x->o;
     const float *v = x->v + key * x->v_stride;
     value_rows part = {.keys = end - key,
@@ -224,14 +248,15 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
                        .v_stride = x->v_stride,
                        .o = o,
                        .o_stride = cols,
-                       .next = last ? v : v + keys * x->v_stride};
-    for (int64_t col = 0, width; col < cols; col += width) {
-        const int64_t most = (cols - col) / VF_LANES;
+                       .next = last ? v : v + keys * x->v_stride,
+                       .next_stride = x->v_stride,
+                       .far = dense ? FAR : VALUE_KEYS * x->v_stride};
+    for (int64_t col = 0, width; col < whole; col += width) {
+        const int64_t most = (whole - col) / VF_LANES;
         const bool full = t->rows <= FULL_ROWS && most >= VALUE_FULL,
                    wide = t->rows <= FULL_ROWS && most >= VALUE_WIDE;
         width = (full ? VALUE_FULL : wide ? VALUE_WIDE : TILE_VECTORS) * VF_LANES;
-        part.next_stride = dense ? width : x->v_stride;
-        part.far = dense ? FAR : VALUE_KEYS * x->v_stride;
+        if (dense) part.next_stride = width;
         value_strip(full    ? value_full
                     : wide  ? value_wide
                     : first ? value_ahead
@@ -241,6 +266,7 @@ static void value_part(const mhai_tile *t, const mhai_tile_rows *x, int key, int
         part.o += width;
         part.next += dense ? width * keys : width;
     }
+    if (whole < t->value_dim) value_tail(t, t->value_dim - whole, first, dense, &part);
 }
 
 /* Add the values of a run that a strip sees. They are in L1. */
