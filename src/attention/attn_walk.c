@@ -288,7 +288,8 @@ bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_ro
 {
     if (p->compute != MHA_COMPUTE_F32) return false;
     if (p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32) return false;
-    if (p->Dv % MHAI_PANEL != 0) return rows <= tile_rows && !p->pages;
+    if (p->pages && p->Dv % 16 != 0) return false;
+    if (p->Dv % MHAI_PANEL != 0) return rows <= tile_rows;
     if (rows <= tile_rows) return true;
     return rows <= FEW_ROWS && p->S > MHAI_KEY_BLOCK &&
            rows * (p->Dv + MHAI_SCORE_STRIDE) <= MHAI_KEY_BLOCK * p->Dv;

@@ -168,7 +168,7 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
 /* add_probabilities: out[j] += 2^(s[j] - m) / l, j < n; bit-identical to tile_probabilities. */
 
 /* Unpacked keys and values of a block, for up to MHAI_ROWS_TILES strips. If they are in runs,
- * value_dim is a multiple of 32. */
+ * value_dim is a multiple of 16. */
 enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 11 };
 typedef struct mhai_tile_rows {
     const float *k, *v; /* starting at key 0 of the block */

@@ -47,7 +47,7 @@ static void spoil(kernel_test *t, rows_case *c)
     const float bad = kt_chance(t, 0.5) ? NAN : INFINITY;
     if (b->key_runs)
         spoil_run(keys ? &b->key_runs[key / 16] : &b->value_runs[key / 16],
-                  keys ? col * 16 + lane : lane * b->cols + col, lane, col, bad);
+                  keys ? col * 16 + lane : lane * b->value_dim + col, lane, col, bad);
     else
         (keys ? b->k_rows + key * b->k_stride : b->v_rows + key * b->v_stride)[col] = bad;
     c->finite = false;
@@ -57,6 +57,13 @@ static void spoil(kernel_test *t, rows_case *c)
             if (key >= c->strips[i].begin && key < c->strips[i].end)
                 c->unfinite |= !c->pairs[i][r]->scores[key].hidden &&
                                (keys || c->pairs[i][r]->scores[key].y > c->pairs[i][r]->max - 100);
+}
+
+static void copy_columns(int rows, int64_t cols, const float *from, int64_t from_stride, float *to,
+                         int64_t to_stride)
+{
+    for (int r = 0; r < rows; r++)
+        memcpy(to + r * to_stride, from + r * from_stride, (size_t)cols * sizeof *to);
 }
 
 static rows_case *make_rows(kernel_test *t, unsigned with)
@@ -70,9 +77,13 @@ static rows_case *make_rows(kernel_test *t, unsigned with)
     if (kt_chance(t, 0.6)) {
         const mha_dtype type = strip_run_type(t);
         float *k = (float *)(uintptr_t)c->block.k, *v = (float *)(uintptr_t)c->block.v;
-        c->block.value_dim = c->block.cols;
+        const int64_t cols = c->block.cols, dim_v = cols - (kt_chance(t, 0.5) ? 16 : 0);
+        float *columns = kt_plain(t, (size_t)(c->block.keys * dim_v) * sizeof(float));
+        c->block.value_dim = dim_v;
+        copy_columns(c->block.keys, dim_v, v, cols, columns, dim_v);
         c->block.key_runs = strip_runs(t, type, k, c->block.keys, dim, true);
-        c->block.value_runs = strip_runs(t, type, v, c->block.keys, c->block.cols, false);
+        c->block.value_runs = strip_runs(t, type, columns, c->block.keys, dim_v, false);
+        copy_columns(c->block.keys, dim_v, columns, dim_v, v, cols); /* rounded to the type */
     }
     c->count = kt_chance(t, 0.5) ? (int)rng_between(&t->r, 2, MHAI_ROWS_TILES) : 1;
     c->finite = true;

@@ -90,20 +90,22 @@ static void run_panel(const mhai_run *runs, int64_t keys, int64_t dim, float *pa
             vf_store(panel + c * MHAI_PANEL + j, vf_zero());
 }
 
-ALWAYS_INLINE void run_rows_as(mha_dtype type, const mhai_run *run, int keys, int64_t cols,
-                               float *out)
+ALWAYS_INLINE void run_rows_as(mha_dtype type, const mhai_run *run, int keys, int64_t dim,
+                               int64_t cols, float *out)
 {
-    for (int key = 0; key < keys; key++)
-        for (int64_t c = 0; c < cols; c += VF_LANES)
-            vf_store(out + key * cols + c, value_lanes(type, run, cols, key, c));
+    for (int key = 0; key < keys; key++, out += cols) {
+        int64_t c = 0;
+        for (; c < dim; c += VF_LANES) vf_store(out + c, value_lanes(type, run, dim, key, c));
+        for (; c < cols; c += VF_LANES) vf_store(out + c, vf_zero());
+    }
 }
 
-/* The values of some positions as floats: in place, or converted in room.
- * cols is a multiple of 32. */
-static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float *room)
+/* The values of some positions as rows of `cols` floats: in place, or converted in room. dim is a
+ * multiple of 16, and cols of 32. */
+static const float *run_rows(const mhai_run *run, int keys, int64_t dim, int64_t cols, float *room)
 {
-    if (run->type == MHA_F32) return run->at;
-    BY_RUN_TYPE(run->type, run_rows_as, run, keys, cols, room)
+    if (run->type == MHA_F32 && dim == cols) return run->at;
+    BY_RUN_TYPE(run->type, run_rows_as, run, keys, dim, cols, room)
     return room;
 }
 
@@ -290,20 +292,20 @@ typedef struct run_values {
     const mhai_run *run; /* followed by runs to prefetch */
     int runs;            /* number of runs to process while sums stay in registers */
     int end;             /* number of positions */
-    int64_t cols;
-    const float *p; /* [rows][MHAI_SCORE_STRIDE], starting at position 0 */
-    float *o;       /* [rows][cols] */
+    int64_t dim, cols;   /* columns of values, and of o */
+    const float *p;      /* [rows][MHAI_SCORE_STRIDE], starting at position 0 */
+    float *o;            /* [rows][cols] */
 } run_values;
 
 /* Add one position to `vectors` registers of columns. */
 ALWAYS_INLINE void run_values_key(int rows, int vectors, mha_dtype type, const mhai_run *run,
-                                  int64_t cols, int key, int64_t col, const float *p,
+                                  int64_t dim, int key, int64_t col, const float *p,
                                   vf sum[RUN_PART][4])
 {
     vf value[4];
     UNROLL for (int j = 0; j < vectors; j++)
     {
-        value[j] = value_lanes(type, run, cols, key, col + j * VF_LANES);
+        value[j] = value_lanes(type, run, dim, key, col + j * VF_LANES);
         if (!RUN_APART(rows, type)) continue;
         run_add(p, 1, value + j, sum[0] + j);
         RUN_KEEP_ORDER;
@@ -318,7 +320,7 @@ ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const 
                                    int64_t col)
 {
     vf sum[RUN_PART][4];
-    const int64_t piece = vectors * VF_LANES * run_size(type);
+    const int64_t piece = vectors * VF_LANES * run_size(type), dim = x->dim;
     int64_t cols = x->cols;
     float *o = x->o + col;
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < vectors; j++) sum[r][j] =
@@ -329,10 +331,10 @@ ALWAYS_INLINE void run_values_body(int rows, int vectors, mha_dtype type, const 
         const char *next = (const char *)at_run[x->runs].at + ahead;
         const char *later = (const char *)at_run[2 * x->runs].at + ahead;
         const int keys = x->end - first < MHAI_RUN ? x->end - first : MHAI_RUN;
-        fetch_scales(type, at_run + x->runs, at_run + 2 * x->runs, cols);
+        fetch_scales(type, at_run + x->runs, at_run + 2 * x->runs, dim);
         for (int key = 0; key < keys; key++, next += piece, later += piece) {
             fetch_run(next, later, piece);
-            run_values_key(rows, vectors, type, &run, cols, key, col, x->p + first + key, sum);
+            run_values_key(rows, vectors, type, &run, dim, key, col, x->p + first + key, sum);
         }
     }
     __asm__("" : "+r"(o), "+r"(cols)); /* keeps addresses out of vector registers */
@@ -344,9 +346,11 @@ ALWAYS_INLINE void run_values_loop(int rows, mha_dtype type, const run_values *x
 {
     const int width = RUN_WIDTH(rows, type);
     int64_t col = 0;
-    for (; width > 2 && col + width * VF_LANES <= x->cols; col += width * VF_LANES)
+    for (; width > 2 && col + width * VF_LANES <= x->dim; col += width * VF_LANES)
         run_values_body(rows, width, type, x, col);
-    for (; col < x->cols; col += 2 * VF_LANES) run_values_body(rows, 2, type, x, col);
+    for (; col + 2 * VF_LANES <= x->dim; col += 2 * VF_LANES)
+        run_values_body(rows, 2, type, x, col);
+    if (VF_LANES == 16 && col < x->dim) run_values_body(rows, 1, type, x, col);
 }
 
 #define RUN_CASE(n)                                                         \

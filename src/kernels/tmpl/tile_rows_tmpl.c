@@ -298,6 +298,7 @@ static void run_value_sums(const mhai_tile *const *tiles, const mhai_tile_rows *
                                     .runs = step,
                                     .end =
                                         end - key < step * MHAI_RUN ? end - key : step * MHAI_RUN,
+                                    .dim = tiles[0]->value_dim,
                                     .cols = cols,
                                     .p = tiles[0]->s + key,
                                     .o = x->o};
@@ -307,7 +308,8 @@ static void run_value_sums(const mhai_tile *const *tiles, const mhai_tile_rows *
     }
     for (int key = begin; key < end; key += MHAI_RUN) {
         const int keys = end - key < MHAI_RUN ? end - key : MHAI_RUN;
-        const float *v = run_rows(&x->value_runs[key / MHAI_RUN], keys, cols, x->run);
+        const float *v =
+            run_rows(&x->value_runs[key / MHAI_RUN], keys, tiles[0]->value_dim, cols, x->run);
         float *o = x->o;
         for (int i = 0; i < x->tiles; o += tiles[i++]->rows * cols)
             run_part(tiles[i], v, key, keys, o);
