@@ -1,18 +1,70 @@
-/* Few queries and keys per head, with no features except causal and lengths. One kernel call
- * computes up to 16 heads, one per lane: a head alone would spend most of its time on packing and on
- * waiting for its chains of multiply-adds. */
+/* Few keys per head, with no features except causal and lengths. One kernel call computes 16 lanes,
+ * each with up to 16 queries of a head. A strip of one head alone would spend most of its time on
+ * packing, on reductions along its few keys, and on waiting for its chains of multiply-adds.
+ *
+ * The queries of a head fill lanes of 16 queries and one lane with the rest. Items are lanes of 16
+ * queries, then the others. */
 #include "attention/attn_tiles.h"
 
-/* Cycles of 16 heads in lanes, and of one head alone. (Fitted on Zen 5 to heads of 16 to 128 numbers with
- * up to 16 queries and keys.) */
-static int64_t lane_cost(const mhai_attn_problem *p)
+/* The lanes of an item: lane i is number first + i of those with `rows` queries. */
+typedef struct lane_set {
+    int64_t first;
+    int lanes, rows;
+} lane_set;
+
+static int64_t full_lanes(const mhai_attn_problem *p) /* of a head */
 {
-    return p->D * (3 * p->T * p->S / 2 + 3 * (p->T + p->S));
+    return p->T / MHAI_LANE_ROWS;
 }
 
-static int64_t head_cost(const mhai_attn_problem *p)
+static int64_t items_of(int64_t lanes)
 {
-    return 800 + p->T * p->D;
+    return mhai_ceil_div(lanes, MHAI_LANES);
+}
+
+int64_t mhai_attn_lane_items(const mhai_attn_problem *p)
+{
+    const int64_t heads = p->B * p->H;
+    return items_of(heads * full_lanes(p)) + (p->T % MHAI_LANE_ROWS > 0 ? items_of(heads) : 0);
+}
+
+static lane_set lanes_of(const mhai_attn_problem *p, int64_t item)
+{
+    const int64_t full = p->B * p->H * full_lanes(p), before = items_of(full);
+    const bool whole = item < before;
+    const int64_t first = (whole ? item : item - before) * MHAI_LANES;
+    const int64_t left = (whole ? full : p->B * p->H) - first;
+    return (lane_set){first, (int)mhai_min_i64(MHAI_LANES, left),
+                      (int)(whole ? MHAI_LANE_ROWS : p->T % MHAI_LANE_ROWS)};
+}
+
+/* The queries of lane i. */
+static mhai_attn_chunk chunk_of(const mhai_attn_problem *p, const lane_set *set, int i)
+{
+    const int64_t lane = set->first + i, full = full_lanes(p);
+    const bool whole = set->rows == MHAI_LANE_ROWS;
+    const int64_t head = whole ? lane / full : lane, h = head % p->H;
+    const int64_t t = (whole ? lane % full : full) * MHAI_LANE_ROWS;
+    return (mhai_attn_chunk){.seq = mhai_attn_sequence_of(p, head / p->H),
+                             .hk = h / p->group,
+                             .head0 = h,
+                             .first = t,
+                             .rows = set->rows,
+                             .width = p->T};
+}
+
+/* Cycles of a kernel call, and of all heads without lanes. (Fitted on Zen 5 to heads of 16 to 128
+ * numbers with up to 16 queries and keys.) */
+static double call_cost(const mhai_attn_problem *p, int64_t rows)
+{
+    const double pairs = (double)(rows * p->S), turned = (double)(rows + p->S);
+    return (double)p->D * (2.6 * pairs + 5.25 * turned);
+}
+
+static double strip_cost(const mhai_attn_problem *p)
+{
+    const double heads = (double)(p->B * p->Hk), rows = (double)(p->B * p->H * p->T);
+    return 1100 * heads + rows * (1.5 * (double)p->D + 40);
 }
 
 bool mhai_attn_in_lanes(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
@@ -22,51 +74,43 @@ bool mhai_attn_in_lanes(const mhai_attn_problem *p, const mhai_attn_tiling *tili
     if (p->q.dtype != MHA_F32 || p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32 ||
         p->o.dtype != MHA_F32)
         return false;
-    if (p->T > MHAI_LANE_ROWS || p->S > MHAI_LANE_KEYS || p->S == 0 || p->group > MHAI_LANES ||
-        tiling->items == 0 || tiling->scored_rows > 0 || tiling->kept_rows > 0)
+    if (p->S > MHAI_LANE_KEYS || p->S == 0 || tiling->items == 0 || tiling->scored_rows > 0 ||
+        tiling->kept_rows > 0)
         return false;
-    const int64_t heads = mhai_min_i64(p->B * p->Hk, MHAI_LANES / p->group) * p->group;
-    return lane_cost(p) < heads * head_cost(p);
+    const int64_t heads = p->B * p->H, rest = p->T % MHAI_LANE_ROWS;
+    double cost = (double)items_of(heads * full_lanes(p)) * call_cost(p, MHAI_LANE_ROWS);
+    if (rest > 0) cost += (double)items_of(heads) * call_cost(p, rest);
+    return cost < strip_cost(p);
 }
 
-int64_t mhai_attn_lane_items(const mhai_attn_problem *p)
+static void set_lane(const mhai_attn_problem *p, const mhai_attn_chunk *c, int i, mhai_lanes *x)
 {
-    return mhai_ceil_div(p->B * p->Hk, MHAI_LANES / p->group);
+    const mhai_attn_sequence *seq = &c->seq;
+    x->q[i] = mhai_attn_row(&p->q, seq->batch, c->head0, seq->q0 + c->first);
+    x->k[i] = mhai_attn_row(&p->k, seq->batch, c->hk, seq->k0);
+    x->v[i] = mhai_attn_row(&p->v, seq->batch, c->hk, seq->k0);
+    x->o[i] = mhai_attn_row(&p->o, seq->batch, c->head0, seq->q0 + c->first);
+    for (int r = 0; r < x->rows; r++)
+        x->ends[r][i] = (float)mhai_attn_limit(p, seq, c->first + r).end;
 }
 
-mhai_attn_range mhai_attn_lane_heads(const mhai_attn_problem *p, int64_t item)
+static void write_lse(const mhai_attn_problem *p, const mhai_attn_chunk *c, int i,
+                      const mhai_lanes *x)
 {
-    const int64_t each = MHAI_LANES / p->group;
-    return (mhai_attn_range){item * each, mhai_min_i64(p->B * p->Hk, (item + 1) * each)};
+    for (int r = 0; r < x->rows; r++)
+        *mhai_attn_row(&p->lse, c->seq.batch, c->head0, c->seq.q0 + c->first + r) =
+            mhai_attn_lse(x->m[r * MHAI_LANES + i], x->l[r * MHAI_LANES + i]);
 }
 
-/* Set lane i to head h of sequence b. */
-static void set_lane(const mhai_attn_problem *p, int64_t b, int64_t h, int i, mhai_lanes *x)
-{
-    const mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
-    const int64_t hk = h / p->group;
-    x->q[i] = mhai_attn_row(&p->q, seq.batch, h, seq.q0);
-    x->k[i] = mhai_attn_row(&p->k, seq.batch, hk, seq.k0);
-    x->v[i] = mhai_attn_row(&p->v, seq.batch, hk, seq.k0);
-    x->o[i] = mhai_attn_row(&p->o, seq.batch, h, seq.q0);
-    for (int64_t t = 0; t < p->T; t++) x->ends[t][i] = (float)mhai_attn_limit(p, &seq, t).end;
-}
-
-static void write_lse(const mhai_attn_problem *p, int64_t b, int64_t h, int i, const mhai_lanes *x)
-{
-    const mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
-    for (int64_t t = 0; t < p->T; t++)
-        *mhai_attn_row(&p->lse, seq.batch, h, seq.q0 + t) =
-            mhai_attn_lse(x->m[t * MHAI_LANES + i], x->l[t * MHAI_LANES + i]);
-}
-
-bool mhai_attn_run_lanes(const mhai_attn_walk *walk, int64_t item, const mhai_attn_workspace *w)
+void mhai_attn_run_lanes(const mhai_attn_walk *walk, int64_t item, mhai_attn_workspace *w,
+                         void (*alone)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w),
+                         void *user)
 {
     const mhai_attn_problem *p = walk->p;
-    const mhai_attn_range heads = mhai_attn_lane_heads(p, item);
-    const int64_t first = heads.begin * p->group;
-    mhai_lanes x = {.heads = (int)((heads.end - heads.begin) * p->group),
-                    .rows = (int)p->T,
+    const lane_set set = lanes_of(p, item);
+    mhai_attn_chunk chunk[MHAI_LANES];
+    mhai_lanes x = {.lanes = set.lanes,
+                    .rows = set.rows,
                     .keys = (int)p->S,
                     .q_row = p->q.stride[2],
                     .k_row = p->k.stride[2],
@@ -78,15 +122,16 @@ bool mhai_attn_run_lanes(const mhai_attn_walk *walk, int64_t item, const mhai_at
                     .m = w->s,
                     .l = w->s + MHAI_LANES * MHAI_LANE_ROWS,
                     .turned = w->k};
-    int64_t b = first / p->H, h = first % p->H;
-    for (int i = 0; i < x.heads; i++) {
-        set_lane(p, b, h, i, &x);
-        if (++h == p->H) h = 0, b++;
+    for (int i = 0; i < set.lanes; i++) {
+        chunk[i] = chunk_of(p, &set, i);
+        set_lane(p, &chunk[i], i, &x);
     }
-    for (int i = x.heads; i < MHAI_LANES; i++) x.q[i] = x.q[0], x.k[i] = x.k[0];
+    for (int i = set.lanes; i < MHAI_LANES; i++) x.q[i] = x.q[0], x.k[i] = x.k[0];
     bool done;
     walk->kernels->lanes_forward(&x, &done);
-    for (int i = 0; done && p->lse.data && i < x.heads; i++)
-        write_lse(p, (first + i) / p->H, (first + i) % p->H, i, &x);
-    return done;
+    for (int i = 0; i < set.lanes; i++)
+        if (!done)
+            alone(user, &chunk[i], w);
+        else if (p->lse.data)
+            write_lse(p, &chunk[i], i, &x);
 }

@@ -186,7 +186,7 @@ static void run_rows(void *user, int64_t next, mhai_attn_chunk *c, mhai_attn_wor
     finish_chunk(user, c, w);
 }
 
-/* Compute a chunk for the average over heads. The next chunk is unknown here. */
+/* Compute a chunk for the average over heads, or of lanes. The next chunk is unknown here. */
 static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;
@@ -217,16 +217,6 @@ static void run_chunk_item(void *argument, int64_t item, mhai_attn_workspace *w)
     if (!done) run_rows(argument, item + 1, &c, w);
 }
 
-/* Compute heads in lanes. Each key/value head is one chunk. */
-static void run_lanes(void *argument, int64_t item, mhai_attn_workspace *w)
-{
-    const tiled_job *job = argument;
-    const mhai_attn_range heads = mhai_attn_lane_heads(job->walk.p, item);
-    if (mhai_attn_run_lanes(&job->walk, item, w)) return;
-    for (int64_t i = heads.begin; i < heads.end; i++)
-        run_chunk_item(argument, job->walk.tiling.items - 1 - i, w);
-}
-
 static void run_item(void *argument, int64_t item, int worker)
 {
     const tiled_job *job = argument;
@@ -236,7 +226,7 @@ static void run_item(void *argument, int64_t item, int worker)
     }
     mhai_attn_workspace w = mhai_attn_workspace_of(&job->walk, worker);
     if (job->walk.tiling.lanes)
-        run_lanes(argument, item, &w);
+        mhai_attn_run_lanes(&job->walk, item, &w, run_chunk, argument);
     else
         run_chunk_item(argument, item, &w);
 }
@@ -281,7 +271,7 @@ static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
             "; it keeps the scores of a chunk of rows until their average over "
             "heads can be taken";
     if (plan->tiling.lanes)
-        return MHAI_TILED_REASON "; with so few queries and keys, a lane computes a whole head";
+        return MHAI_TILED_REASON "; with so few keys, a lane computes up to 16 queries of a head";
     if (plan->tiling.one_block)
         return MHAI_TILED_REASON
             "; the keys are one block, so each strip of rows is finished at once";
@@ -304,7 +294,8 @@ mha_status mhai_tiled_plan(const mha_context *context, mhai_attn_plan *plan)
         t->scored_rows ? mhai_min_i64(t->scored_rows, p->group * queries) : t->chunk_rows;
     const bool in_place = t->items > 0 && p->S > 0 && !t->scored_rows && !t->one_block &&
                           !t->lanes && mhai_attn_by_rows(p, chunk, tile_rows);
-    account->row_block = t->lanes ? p->T : mhai_attn_strip_rows(p, chunk, tile_rows);
+    account->row_block =
+        t->lanes ? mhai_min_i64(p->T, MHAI_LANE_ROWS) : mhai_attn_strip_rows(p, chunk, tile_rows);
     account->reason = reason_of(plan, in_place);
     if (in_place) account->flags |= MHA_PLAN_KEYS_IN_PLACE;
     if (t->one_block) account->flags |= MHA_PLAN_ONE_BLOCK;

@@ -237,18 +237,16 @@ MHA_NODISCARD bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_at
 
 /* ---- attn_lanes.c ---------------------------------------------------------------------------- */
 
-/* Whether heads have few queries and keys, and only causal and lengths are in use. */
+/* Whether heads have few keys, and only causal and lengths are in use. */
 bool mhai_attn_in_lanes(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 
-/* Items of a problem in lanes, and the key/value heads of an item: first .. end - 1, numbered
- * through all sequences. */
 int64_t mhai_attn_lane_items(const mhai_attn_problem *p);
-mhai_attn_range mhai_attn_lane_heads(const mhai_attn_problem *p, int64_t item);
 
-/* Compute an item, with its outputs. Returns false if an element is not finite; its heads must then
- * be computed by a walk. */
-MHA_NODISCARD bool mhai_attn_run_lanes(const mhai_attn_walk *walk, int64_t item,
-                                       const mhai_attn_workspace *w);
+/* Compute an item, with its outputs. If an element is not finite, alone() is called for each of its
+ * chunks instead. */
+void mhai_attn_run_lanes(const mhai_attn_walk *walk, int64_t item, mhai_attn_workspace *w,
+                         void (*alone)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w),
+                         void *user);
 
 /* ---- attn_mask.c ----------------------------------------------------------------------------- */
 

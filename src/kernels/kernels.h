@@ -229,13 +229,13 @@ typedef struct mhai_one_block {
  * finite, visible or not, *done is false and o, m and l are undefined. The caller then
  * computes the rows in tiles. */
 
-/* Up to 16 heads with few queries and keys, one per lane. Query `row` of a head sees its keys before
- * ends[row][head]. All tensors are f32. */
+/* Up to 16 lanes, each with a few queries of a head that has few keys. Query `row` of a lane sees
+ * keys before ends[row][lane]. All tensors are f32. */
 enum { MHAI_LANES = 16, MHAI_LANE_ROWS = 16, MHAI_LANE_KEYS = 16 };
 typedef struct mhai_lanes {
-    int heads, rows, keys;
-    const float *q[MHAI_LANES], *k[MHAI_LANES], *v[MHAI_LANES]; /* the first row of each head; in
-                                                                 * unused lanes, that of any head */
+    int lanes, rows, keys;
+    const float *q[MHAI_LANES], *k[MHAI_LANES], *v[MHAI_LANES]; /* the first row of each lane; in
+                                                                 * unused lanes, that of another */
     float *o[MHAI_LANES];
     int64_t q_row, k_row, v_row, o_row; /* strides in elements */
     int64_t head_dim, value_dim;

@@ -499,7 +499,7 @@ static lanes_case *make_lanes(kernel_test *t)
 static mhai_lanes lanes_of(kernel_test *t, const lanes_case *c)
 {
     const int64_t turned = (c->rows + c->keys) * c->dim * MHAI_LANES;
-    mhai_lanes x = {.heads = c->heads,
+    mhai_lanes x = {.lanes = c->heads,
                     .rows = c->rows,
                     .keys = c->keys,
                     .q_row = c->q_stride,

@@ -297,7 +297,7 @@ static void one_block_equals_tiles(void)
         const int64_t *pair = RNG_PICK(&r, heads);
         problem_shape n = {.B = rng_between(&r, 1, 2), .H = pair[0], .Hk = pair[1]};
         n.T = rng_between(&r, 1, 45), n.S = RNG_PICK(&r, lengths);
-        if (i % 2 > 0) n.T = rng_between(&r, 1, 16), n.S = rng_between(&r, 1, 16);
+        if (i % 2 > 0) n.T = rng_between(&r, 1, 40), n.S = rng_between(&r, 1, 16);
         n.D = RNG_PICK(&r, sizes), n.Dv = RNG_PICK(&r, values);
         n.values = (problem_values)rng_between(&r, 0, VALUES_KINDS - 1);
         n.masks = (unsigned)rng_between(&r, 0, MASK_ALL) & (unsigned)rng_between(&r, 0, MASK_ALL);
