@@ -11,16 +11,20 @@ static void gemm_partial_panel(block_function blocks, block_function half_blocks
         return;
     }
     const int width = half_blocks ? HALF_PANEL : MHAI_PANEL;
-    float buffer[MHAI_MAX_ROWS * MHAI_PANEL];
-    for (int r = 0; r < rows; r++)
+    float buffer[MHAI_MAX_ROWS * MHAI_PANEL], same[MHAI_PANEL];
+    for (int c = 0; t->start_stride == 0 && c < width; c += VF_LANES)
+        vf_store(same + c, c < cols ? vf_load_n(t->start + c, lanes_at(c, cols)) : vf_zero());
+    for (int r = 0; t->start_stride != 0 && r < rows; r++)
         for (int c = 0; c < width; c += VF_LANES)
             vf_store(buffer + r * MHAI_PANEL + c,
                      c < cols ? vf_load_n(t->start + r * t->start_stride + c, lanes_at(c, cols))
                               : vf_zero());
     float *out = t->c;
     const int64_t stride = t->c_stride;
-    t->start = t->c = buffer;
-    t->start_stride = t->c_stride = MHAI_PANEL;
+    t->start = t->start_stride != 0 ? buffer : same;
+    t->start_stride = t->start_stride != 0 ? MHAI_PANEL : 0;
+    t->c = buffer;
+    t->c_stride = MHAI_PANEL;
     t->fetching = 0;
     if (half_blocks)
         half_product(half_blocks, rows, t);
