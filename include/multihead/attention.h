@@ -354,8 +354,8 @@ enum {
     /* Work items are blocks of keys, because there are too few queries for all threads. */
     MHA_PLAN_KEYS_SHARED = 1 << 1,
     /* The keys of a sequence are one block, and the only masks and terms are causal, lengths,
-     * keep_mask and bias: a work item packs them once and finishes each strip of its rows in one
-     * step. An item with a non-finite element uses the general path anyway. */
+     * keep_mask and bias: a work item packs them once and finishes each of its rows in one step. An
+     * item with a non-finite element uses the general path anyway. */
     MHA_PLAN_ONE_BLOCK = 1 << 2
 };
 

@@ -298,7 +298,7 @@ mha_status mhai_tiled_plan(const mha_context *context, mhai_attn_plan *plan)
         t->lanes ? mhai_min_i64(p->T, MHAI_LANE_ROWS) : mhai_attn_strip_rows(p, chunk, tile_rows);
     account->reason = reason_of(plan, in_place);
     if (in_place) account->flags |= MHA_PLAN_KEYS_IN_PLACE;
-    if (t->one_block) account->flags |= MHA_PLAN_ONE_BLOCK;
+    if (t->one_block || t->lanes) account->flags |= MHA_PLAN_ONE_BLOCK;
     if (t->split_blocks > 0) {
         account->work_items = t->items * t->split_blocks;
         account->flags |= MHA_PLAN_KEYS_SHARED;

@@ -184,7 +184,8 @@ bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int
     const bool asleep = context->pool && !mhai_pool_is_awake(context->pool);
     double work = 0;
     for (int i = 0; i < count; i++)
-        work += (double)(jobs[i].rows + 8) * (double)jobs[i].inner * (double)jobs[i].cols;
+        work += (double)(jobs[i].rows + 8) * (double)jobs[i].inner *
+                (double)mhai_round_up(jobs[i].cols, 16);
     return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
 }
 

@@ -70,6 +70,7 @@ static void one_block_forward(const mhai_one_block *block, bool *done)
 
 static void lanes_forward(const mhai_lanes *lanes, bool *done)
 {
+    seen.one_block++;
     seen.packs++;
     seen.tiles++;
     raise_to(&seen.most_rows, lanes->rows);
