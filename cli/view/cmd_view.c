@@ -196,8 +196,8 @@ static cli_exit check_texts(const view_options *options)
     if (options->audio) return CLI_OK;
     if (texts == 0)
         return cli_fail(CLI_USAGE,
-                        "the text is missing: multihead view %s \"text\", or "
-                        "--example animal",
+                        "the text is missing: multihead view %s \"text\", or --example animal; "
+                        "for an image or audio, give --image FILE or --audio FILE",
                         options->model);
     if (texts > 2)
         return cli_fail(CLI_USAGE, "%d texts given, at most 2 are accepted; put quotes around each",

@@ -120,7 +120,7 @@ typedef struct mha_transcription_desc {
     uint32_t struct_size;
     uint32_t flags;
     const float *samples; /* [count] at 16 kHz, one channel */
-    int64_t count;
+    int64_t count;        /* at least 1 */
     /* [prompt_count] tokens with which the decoder's text begins in each window. NULL: the model's
      * start token and the prompt of its settings; without timestamps also no_timestamps_token_id */
     const int32_t *prompt;

@@ -312,9 +312,10 @@ static mha_status check(const mhai_transcription *t, const mha_transcription_des
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transcribe: flags has unknown bits");
     if (d->count < 0 || d->prompt_count < 0 || d->head_count < 0 || d->max_tokens < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transcribe: a negative count");
+    if (d->count == 0) return mha_fail(MHA_ERR_ARGUMENT, "samples: there are none to transcribe");
     if (d->cache && (d->cache->batch || d->cache->capacity || d->cache->max_step))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transcribe: batch, capacity or max_step of cache");
-    MHA_NEED_AS("mha_transcribe", "samples, prompt, heads", d->samples || d->count == 0,
+    MHA_NEED_AS("mha_transcribe", "samples, prompt, heads", d->samples,
                 d->prompt || d->prompt_count == 0, d->heads || d->head_count == 0);
     for (int64_t i = 0; i < 2 * d->head_count; i++) {
         const int64_t below = i % 2 ? t->net.num_heads : t->net.num_layers;

@@ -427,6 +427,8 @@ def test_refused_by_the_package(folders, tmp_path):
     for call, words in [
             (lambda: model.attention(pixels.astype(np.float32)), r"image: float32 \[74, 44, 3\], expected a path, or pixels"),
             (lambda: model.attention(pixels[..., 0]), r"image: uint8 \[74, 44\]"), (lambda: model.heads([]), "there is no image"),
+            (lambda: model.heads(pixels, random=2), "random: it has no effect on the heads of a model that sees"),
+            (lambda: model.heads(pixels, truncate=True), "truncate: it has no effect"),
             (lambda: model.attention([1, 2]), r"image: int64 \[2\]"),
             (lambda: model.attention(multihead.Tokens(np.zeros(1, np.int32), ["a"], np.zeros(1, bool), np.zeros(1, np.int32), [None])),
              "the model reads images"),

@@ -524,6 +524,8 @@ def test_wrong_pairs_of_the_package(folders):
     for call, error in ((lambda: model.heads("a"), "give source"), (lambda: model.heads("a", source=["a", "b"]), "2 texts"),
                         (lambda: model.heads("a", source="b", attention="x"), "neither"),
                         (lambda: model.heads([], source=[]), "at least one|expected 0"),
+                        (lambda: model.heads("a", source="b", random=2), "random: it has no effect .* an encoder-decoder"),
+                        (lambda: model.encoder.heads("a", attention="self"), "attention: it has no effect"),
                         (lambda: model.encoder.heads("a", source="b"), "has no encoder")):
         with pytest.raises(ValueError, match=error):
             call()

@@ -287,12 +287,15 @@ def test_bad_arguments(one, tmp_path):
     for arguments, error in (({"heads": [(0, 99)]}, "heads[0]: head 99"), ({"heads": [(9, 0)]}, "heads[0]: layer 9"),
                              ({"prompt": [3] * 80}, "80 tokens, which leave no position")):
         with pytest.raises(multihead.Error, match=re.escape(error)):
-            model.transcribe(sound(900), **arguments)
+            model.transcribe(sound(900), word_timestamps=True, **arguments)
+    with pytest.raises(ValueError, match="samples: there are none"):
+        model.transcribe([])
+    with pytest.raises(ValueError, match="heads: they have no effect without word_timestamps"):
+        model.transcribe(sound(8000), heads=[(0, 0)])
     with pytest.raises(ValueError, match="token 5000"):
         model.transcribe(sound(900), prompt=[5000])
     with pytest.raises(multihead.Error, match=r"samples\[2\] is not finite"):
         model.transcribe(np.array([0, 0, np.nan], np.float32))
-    assert model.transcribe(np.zeros(0, np.float32)).words is None
     assert model.transcribe(np.zeros(1, np.float32), timestamps=True, word_timestamps=True).times.max() == 0
     (tmp_path / "short").mkdir()
     config = json.loads((folder / "generation_config.json").read_text())

@@ -572,21 +572,24 @@ class Model:
         return rows
 
     def heads(self, texts: Any, *, source: str | Iterable[str] | None = None,
-              attention: str = "cross", random: int = 10, max_tokens: int | None = None, truncate: bool = False,
+              attention: str | None = None, random: int | None = None, max_tokens: int | None = None, truncate: bool = False,
               without: Iterable[str | tuple[int, int]] = (), context: Context | None = None) -> HeadScores:
         """Score every head over texts. The numbers are those of `multihead heads`.
 
             texts   one text or several; may be empty if random is not 0. None: those that an encoder-decoder writes.
-                    Paths of images or their pixels, if the model `sees`; random does not apply
+                    Paths of images or their pixels, if the model `sees`; the next five do not apply
             source  of an encoder-decoder: the encoder's text for each of them
-            attention  of an encoder-decoder: "cross", or "self" for the decoder's self-attention
+            attention  of an encoder-decoder: "cross" (default), or "self" for the decoder's self-attention
             random  number of sequences of repeated random tokens, which detect induction heads (Olsson et al. 2022) and
-                    duplicate-token heads
+                    duplicate-token heads; default: 10. Not of an encoder-decoder
             without heads whose output becomes 0, as for `logits`; the scores of later heads show the effect
 
         Each score has a chance level and the number of rows that it averages.
         """
+        if self.sees or self._encoder:
+            self._must_apply(random=random)
         if self.sees:
+            self._must_apply(source=source, attention=attention, max_tokens=max_tokens, truncate=truncate or None)
             images = [texts] if isinstance(texts, (str, os.PathLike)) or getattr(texts, "ndim", 0) == 3 else list(texts or ())
             return measure_images(self, images, context or default_context(), self._gates(without))
         several = [texts] if isinstance(texts, str) else None if texts is None else list(texts)
@@ -596,10 +599,18 @@ class Model:
             if source is None:
                 raise ValueError(f"{self.name}: an encoder-decoder needs the text of its encoder: give source")
             sources = [source] if isinstance(source, str) else list(source)
-            return measure_towers(self, sources, several, attention, limit, flags, context or default_context(), gates)
+            return measure_towers(self, sources, several, attention or "cross", limit, flags, context or default_context(), gates)
         if source is not None or several is None:
             raise ValueError(f"source: {self.name} has no encoder" if several is not None else "texts: there is none")
-        return measure_heads(self, several, integer(random, "random"), limit, flags, context or default_context(), gates)
+        self._must_apply(attention=attention)
+        return measure_heads(self, several, 10 if random is None else integer(random, "random"), limit, flags, context or default_context(), gates)
+
+    def _must_apply(self, **given: Any) -> None:
+        """Refuse arguments that have no effect on this model."""
+        for name, value in given.items():
+            if value is not None:
+                kind = "a model that sees" if self.sees else "an encoder-decoder" if self._encoder else "a model of one text"
+                raise ValueError(f"{name}: it has no effect on the heads of {kind}")
 
     # ---- Generation ------------------------------------------------------------------------------
 
@@ -672,6 +683,8 @@ class Model:
                              scores
         """
         ids = self._prompt(prompt) if len(prompt) else []
+        if heads is not None and not word_timestamps:
+            raise ValueError("heads: they have no effect without word_timestamps")
         stamps = truth(word_timestamps, "word_timestamps") if timestamps is None else truth(timestamps, "timestamps")
         return transcribe(self, source, ids, word_timestamps, stamps, max_tokens, heads, context)
 
