@@ -23,10 +23,10 @@ GroupQueryAttention where it is faster than its other operator. Lengths: onnxrun
 dense mask. Grouped heads: peers without them get repeated keys and values; repeating is not timed. JAX's backward
 includes a forward pass, since it stores nothing between calls.
 
---draw measures random shapes instead of the list, 40 of each kind: 1 to 40 heads of size 8 to 256, 1 to 3,000 tokens,
-batches, grouped heads, causal or not, other numbers of keys; products with up to 3,000 rows and 8,192 outputs and
-inputs. SEED defaults to today's date, such as 20261123. A row below 0.97 is
-measured again at the end, four times as long; it is behind if its upper quartile is also below.
+--draw measures random shapes instead of the list, by default 40 of each kind: 1 to 40 heads of size 8 to 256, 1 to
+3,000 tokens, batches, grouped heads, causal or not, other numbers of keys; products with up to 3,000 rows and 8,192
+outputs and inputs. SEED defaults to today's date, such as 20261123. A row below 0.97 is measured again at the end,
+four times as long; it is behind if its upper quartile is also below.
 
 --out writes the output to NAME.md, for docs/speed.md, and a plot to NAME.svg.
 """
@@ -44,6 +44,7 @@ import common
 
 QUIET, FEW = 5, 3  # turns
 REST, WARM, SLOW = 0.05, 0.1, 0.1  # seconds
+DRAWN = ("forward", "backward", "module", "gemm")
 AGAIN = 4
 
 
@@ -58,7 +59,7 @@ def parse():
     parser.add_argument("--draw", metavar="SEED", type=int, nargs="?",
                         const=int(time.strftime("%Y%m%d")), help="random shapes; default: today's date")
     parser.add_argument("--draw-count", metavar="N", type=int, default=40, help="how many of each kind")
-    parser.add_argument("--draw-kinds", metavar="KIND,...", default="forward,backward,module,gemm",
+    parser.add_argument("--draw-kinds", metavar="KIND,...", default=",".join(DRAWN),
                         help="default: %(default)s")
     parser.add_argument("--out", metavar="NAME")
     parser.add_argument("--json", metavar="FILE", help="medians and ratios")
@@ -70,8 +71,8 @@ def parse():
     if options.draw_count < 1:
         parser.error("--draw-count is less than 1")
     options.draw_kinds = options.draw_kinds.split(",")
-    if unknown := set(options.draw_kinds) - {"forward", "backward", "module", "gemm"}:
-        parser.error(f"--draw-kinds: '{unknown.pop()}' is none of forward, backward, module and gemm")
+    if unknown := set(options.draw_kinds) - set(DRAWN):
+        parser.error(f"--draw-kinds: '{unknown.pop()}' is none of {', '.join(DRAWN)}")
     return options
 
 

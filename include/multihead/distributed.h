@@ -248,19 +248,19 @@ typedef struct mha_key_split {
  *
  * Method. With few rows, all ranks work at the same time. A row is one of the T queries of one
  * query head of a key/value head; the limit is 56 rows (29 with Dv 32, 55 with Dv 64; 12 with up to
- * 512 keys, or with sink_keys, documents, global keys or a callback). Each rank computes the scores
- * of its keys. Ranks exchange maxima, a float for each row and piece. Each computes exp and
+ * 512 keys, with Dv that is not a multiple of 32, or with sink_keys, documents, global keys or a
+ * callback). Each rank computes the scores of its keys. Ranks exchange maxima, a float for each row and piece. Each computes exp and
  * products with the values, with the maximum of all keys up to each block, as one process would.
  * Then the rows' sums, Dv + 2 numbers each, are passed from piece to piece in the order of keys.
  * Each rank adds the results of its blocks, and the last one broadcasts the sums.
  *
- * Otherwise (more rows, keep_blocks, dropout, shaw_values, f16 and bf16 tensors, Dv that is
- * not a multiple of 32, elements that are not finite) ranks work one after the other: each adds the
+ * Otherwise (more rows, keep_blocks, dropout, shaw_values, f16 and bf16 tensors, a
+ * cache with Dv that is not a multiple of 16, elements that are not finite) ranks work one after the other: each adds the
  * terms of its keys to the sums that it receives. Keys and values are never sent. The amount of
  * data sent does not depend on the number of keys, except for the maxima.
  *
  * Memory   borrowed for the call. Scratch: Dv + 2 floats for each row; if ranks work at once also a float for
- *          each row and piece, twice, and 530 + Dv for each row and block of this rank.
+ *          each row and piece, twice, and 530 + Dv for each row and block of this rank (Dv rounded up to 32).
  * Errors   those of the call that one process would make, at all ranks alike, with the number of the rank in
  *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces; ranks whose q, descriptors or pieces differ; a
  *          cache with a wrong number of positions), MHA_ERR_SHAPE, MHA_ERR_UNSUPPORTED (other outputs,

@@ -221,7 +221,8 @@ static double f32_at(const mha_tensor *x, int64_t i)
 typedef struct preparation {
     mhai_backward_problem *x;
     const mhai_kernels *kernels;
-    float *room; /* [threads][MHAI_MAX_ROWS][D + 2 Dv], for rows that are not f32 */
+    float
+        *room; /* [threads][MHAI_MAX_ROWS][D + 2 Dv], for rows that are not f32 or evenly spaced */
 } preparation;
 
 /* Rows are numbered by sequence, head and query. */
@@ -294,7 +295,7 @@ static void prepare_strip(const preparation *prepared, int64_t row, int rows, fl
     }
 }
 
-/* Prepare the rows of one head, or 16 rows of short heads. */
+/* Rows of an item: one head, or 16 rows of several short heads. */
 static int64_t prepared_rows(const mhai_attn_problem *p)
 {
     return mhai_max_i64(p->q.shape[2], MHAI_MAX_ROWS);

@@ -2,8 +2,8 @@
  * each with up to 16 queries of a head. A strip of one head alone would spend most of its time on
  * packing, on reductions along its few keys, and on waiting for its chains of multiply-adds.
  *
- * The queries of a head fill lanes of 16 queries and one lane with the rest. Items are lanes of 16
- * queries, then the others. */
+ * The queries of a head fill lanes of 16 queries and one lane with the rest. An item is up to 16
+ * lanes with equally many queries. Items with 16 queries per lane come first. */
 #include "attention/attn_tiles.h"
 
 /* The lanes of an item: lane i is number first + i of those with `rows` queries. */
@@ -103,8 +103,7 @@ static void write_lse(const mhai_attn_problem *p, const mhai_attn_chunk *c, int 
 }
 
 void mhai_attn_run_lanes(const mhai_attn_walk *walk, int64_t item, mhai_attn_workspace *w,
-                         void (*alone)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w),
-                         void *user)
+                         mhai_attn_forward_chunk *alone, void *user)
 {
     const mhai_attn_problem *p = walk->p;
     const lane_set set = lanes_of(p, item);

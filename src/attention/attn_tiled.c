@@ -84,13 +84,13 @@ static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fet
 static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
                        int64_t first)
 {
-    enum { ROWS_PER_PANEL = 16 };
     const mhai_attn_walk *walk = item->walk;
     const mhai_attn_problem *p = walk->p;
     const int64_t next = block->key + MHAI_KEY_BLOCK;
     const int64_t end = p->window ? c->window.end : c->limit.end;
     const int64_t strips = mhai_ceil_div(c->rows - first, walk->kernels->tile_rows);
-    const int64_t fetched = strips * mhai_ceil_div(block->keys, MHAI_PANEL) * ROWS_PER_PANEL;
+    const int64_t fetched =
+        strips * mhai_ceil_div(block->keys, MHAI_PANEL) * mhai_fetched_rows(p->D);
     if (fetched > 2 * MHAI_KEY_BLOCK + (next < end ? 0 : c->rows)) return;
     item->planned = block->key;
     item->fetch.run = MHAI_FETCH_RUNS;
@@ -271,7 +271,7 @@ static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
             "; it keeps the scores of a chunk of rows until their average over "
             "heads can be taken";
     if (plan->tiling.lanes)
-        return MHAI_TILED_REASON "; with so few keys, a lane computes up to 16 queries of a head";
+        return MHAI_TILED_REASON "; with so few keys, one kernel call computes up to 16 heads";
     if (plan->tiling.one_block)
         return MHAI_TILED_REASON
             "; the keys are one block, so each strip of rows is finished at once";

@@ -237,6 +237,9 @@ MHA_NODISCARD bool mhai_attn_one_block(const mhai_attn_walk *walk, const mhai_at
 
 /* ---- attn_lanes.c ---------------------------------------------------------------------------- */
 
+/* Computes a chunk, and possibly its outputs. */
+typedef void mhai_attn_forward_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
+
 /* Whether heads have few keys, and only causal and lengths are in use. */
 bool mhai_attn_in_lanes(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 
@@ -245,8 +248,7 @@ int64_t mhai_attn_lane_items(const mhai_attn_problem *p);
 /* Compute an item, with its outputs. If an element is not finite, alone() is called for each of its
  * chunks instead. */
 void mhai_attn_run_lanes(const mhai_attn_walk *walk, int64_t item, mhai_attn_workspace *w,
-                         void (*alone)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w),
-                         void *user);
+                         mhai_attn_forward_chunk *alone, void *user);
 
 /* ---- attn_mask.c ----------------------------------------------------------------------------- */
 
@@ -300,7 +302,6 @@ void mhai_attn_run_outputs(mha_context *context, const mhai_attn_walk *walk,
 /* Compute the average over heads in the forward pass. An item is a run of queries of one sequence,
  * with all heads. forward() processes a chunk of these rows, leaves their final m and l in the
  * workspace, and saves their scores with mhai_attn_keep_scores(). */
-typedef void mhai_attn_forward_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
 int64_t mhai_attn_average_items(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 void mhai_attn_run_scored(const mhai_attn_walk *walk, int64_t item, int worker,
                           mhai_attn_forward_chunk *forward, void *user);

@@ -283,7 +283,7 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 
 /* Whether tile_rows_forward accepts these types and sizes, with its memory in place of a packed
  * block of values. With several strips, it is faster than packing only if keys come from main
- * memory, which excludes short sequences. */
+ * memory, which excludes short sequences, and if no strip needs a copy of the last columns. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows)
 {
     if (p->compute != MHA_COMPUTE_F32) return false;

@@ -121,9 +121,13 @@ typedef struct mhai_tile_statistics {
     float entropy[MHAI_MAX_ROWS], largest[MHAI_MAX_ROWS];
 } mhai_tile_statistics;
 
-/* Rows of head_dim floats to prefetch during the computation of scores: 16 rows per panel, one
- * cache line per inner index. */
+/* Rows of head_dim floats to prefetch during the computation of scores, one cache line per inner
+ * index: about 16 rows per panel. */
 enum { MHAI_FETCH_RUNS = 3 };
+static inline int64_t mhai_fetched_rows(int64_t head_dim)
+{
+    return head_dim / ((head_dim + 15) / 16);
+}
 typedef struct mhai_fetch {
     int run; /* the current run */
     bool l2; /* prefetch only to L2: with short blocks, prefetched data would evict current data
@@ -217,8 +221,8 @@ typedef struct mhai_one_block {
     int64_t offset; /* position of query 0 */
     mhai_dense keep, bias;
     float *m, *l;       /* [rows] out; or NULL */
-    float *panels;      /* [16][head_dim][32], working memory, like the next three */
-    float *values;      /* [value_dim / 32][512][32]; NULL: values are read in place */
+    float *panels;      /* [16][head_dim][32], working memory, like the next four */
+    float *values;      /* panels [512][32]; NULL: values are read in place */
     float *tail;        /* [512][32]: the last value_dim % 16 columns of values read in place */
     float *scaled;      /* [rows of a strip][head_dim] */
     float *s;           /* [rows of a strip][MHAI_SCORE_STRIDE] */
@@ -244,8 +248,8 @@ typedef struct mhai_lanes {
     float *m, *l;                           /* [rows][16] out */
     float *turned;                          /* [rows + keys][head_dim][16], working memory */
 } mhai_lanes;
-/* lanes_forward: tile_forward and finish_row. If any element is not finite, *done is false, and the
- * contents of o are unspecified. */
+/* lanes_forward: tile_forward and finish_row. If an element of q or k, or of a value that a query
+ * sees, is not finite, *done is false, and the contents of o are unspecified. */
 
 /* bf16 arithmetic: elements are rounded to bf16, and become 0 if below 2^-50 in magnitude. The
  * memory layout is private to these functions, and takes no more memory than floats. `pairs`

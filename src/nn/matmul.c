@@ -185,7 +185,7 @@ bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int
     double work = 0;
     for (int i = 0; i < count; i++)
         work += (double)(jobs[i].rows + 8) * (double)jobs[i].inner *
-                (double)mhai_round_up(jobs[i].cols, 16);
+                (double)mhai_round_up(jobs[i].cols, MHAI_PANEL); /* whole panels are computed */
     return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
 }
 

@@ -376,14 +376,18 @@ static strip_case row_case(kernel_test *t, const one_case *c, int64_t r)
     return s;
 }
 
-static void spoil_rows(kernel_test *t, const block_case *b)
+/* Make an element of a key or value non-finite. Returns whether it is in a key, which kernels always
+ * detect. */
+static bool spoil_rows(kernel_test *t, const block_case *b)
 {
+    const bool in_key = kt_chance(t, 0.5);
     const int key = (int)rng_between(&t->r, 0, b->keys - 1);
     t->undefined = true;
-    if (kt_chance(t, 0.5))
+    if (in_key)
         b->k_rows[key * b->k_stride] = INFINITY;
     else
         b->v_rows[key * b->v_stride + b->cols - 1] = NAN;
+    return in_key;
 }
 
 void check_one_block_forward(kernel_test *t)
@@ -395,7 +399,7 @@ void check_one_block_forward(kernel_test *t)
     const bool sums = kt_chance(t, 0.5), copies = kt_chance(t, 0.5);
     const bool spoiled = kt_chance(t, 0.1), fetches = kt_chance(t, 0.5);
     const float *nowhere = kt_nowhere(t);
-    if (spoiled) spoil_rows(t, b);
+    const bool detected = spoiled && spoil_rows(t, b);
     strip_case *strips = kt_plain(t, (size_t)c.rows * sizeof *strips);
     const strip_row ***pairs = kt_plain(t, (size_t)c.rows * sizeof *pairs);
     for (int64_t r = 0; r < c.rows && !t->timed; r++) {
@@ -446,6 +450,7 @@ void check_one_block_forward(kernel_test *t)
         bool done = spoiled;
         KERNEL_CALL(t) k->one_block_forward(&one, &done);
         kt_that(t, done || spoiled, "done", 0, 0);
+        kt_that(t, !done || !detected, "not done", 0, 0);
         for (int64_t r = 0; r < all && !t->timed; r++) {
             const int64_t at = (r / c.queries) * c.o_head + r % c.queries * c.o_row;
             const bool mine = r >= c.first && r < c.first + c.rows;
@@ -459,12 +464,12 @@ void check_one_block_forward(kernel_test *t)
     }
 }
 
-/* ---- heads in lanes -------------------------------------------------------------------------- */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 typedef struct lanes_case {
-    int heads, rows, keys;
+    int lanes, rows, keys;
     int64_t dim, cols, q_stride, k_stride, v_stride, o_stride;
-    one_case head[MHAI_LANES];
+    one_case lane[MHAI_LANES];
     strip_case strip[MHAI_LANES][MHAI_LANE_ROWS];
     const strip_row **row[MHAI_LANES][MHAI_LANE_ROWS];
 } lanes_case;
@@ -472,34 +477,34 @@ typedef struct lanes_case {
 static lanes_case *make_lanes(kernel_test *t)
 {
     lanes_case *c = kt_plain(t, sizeof *c);
-    c->heads = t->timed ? MHAI_LANES : (int)rng_between(&t->r, 1, MHAI_LANES);
+    c->lanes = t->timed ? MHAI_LANES : (int)rng_between(&t->r, 1, MHAI_LANES);
     c->rows = t->timed ? 8 : (int)rng_between(&t->r, 1, MHAI_LANE_ROWS);
     c->keys = t->timed ? 8 : (int)rng_between(&t->r, 1, MHAI_LANE_KEYS);
     c->dim = make_head_size(t), c->cols = make_head_size(t);
     c->q_stride = kt_stride(t, c->dim), c->k_stride = kt_stride(t, c->dim);
     c->v_stride = kt_stride(t, c->cols), c->o_stride = kt_stride(t, c->cols);
-    for (int h = 0; h < c->heads; h++) {
-        one_case *head = &c->head[h];
-        *head = (one_case){.heads = 1,
+    for (int h = 0; h < c->lanes; h++) {
+        one_case *lane = &c->lane[h];
+        *lane = (one_case){.heads = 1,
                            .queries = c->rows,
                            .rows = c->rows,
                            .factor = 0.2f,
                            .causal = kt_chance(t, 0.5),
                            .offset = rng_between(&t->r, -2, c->keys),
                            .q_row = c->q_stride};
-        head->block = make_rows_of(t, c->keys, c->dim, c->cols, c->k_stride, c->v_stride);
-        head->q = kt_input(t, MHA_F32, c->rows, c->dim, c->q_stride);
-        kt_fill_rows(t, head->q, c->rows, c->dim, c->q_stride);
-        for (int r = 0; r < c->rows; r++) c->strip[h][r] = row_case(t, head, r);
+        lane->block = make_rows_of(t, c->keys, c->dim, c->cols, c->k_stride, c->v_stride);
+        lane->q = kt_input(t, MHA_F32, c->rows, c->dim, c->q_stride);
+        kt_fill_rows(t, lane->q, c->rows, c->dim, c->q_stride);
+        for (int r = 0; r < c->rows; r++) c->strip[h][r] = row_case(t, lane, r);
     }
-    t->flops = 2.0 * c->heads * c->rows * c->keys * (double)(c->dim + c->cols);
+    t->flops = 2.0 * c->lanes * c->rows * c->keys * (double)(c->dim + c->cols);
     return c;
 }
 
 static mhai_lanes lanes_of(kernel_test *t, const lanes_case *c)
 {
     const int64_t turned = (c->rows + c->keys) * c->dim * MHAI_LANES;
-    mhai_lanes x = {.lanes = c->heads,
+    mhai_lanes x = {.lanes = c->lanes,
                     .rows = c->rows,
                     .keys = c->keys,
                     .q_row = c->q_stride,
@@ -513,11 +518,11 @@ static mhai_lanes lanes_of(kernel_test *t, const lanes_case *c)
                     .l = kt_scratch(t, MHA_F32, c->rows, MHAI_LANES, MHAI_LANES),
                     .turned = kt_scratch(t, MHA_F32, 1, turned, turned)};
     for (int h = 0; h < MHAI_LANES; h++) {
-        const one_case *head = &c->head[h < c->heads ? h : 0];
-        x.q[h] = head->q;
-        x.k[h] = head->block.k_rows;
-        if (h >= c->heads) continue;
-        x.v[h] = head->block.v_rows;
+        const one_case *lane = &c->lane[h < c->lanes ? h : 0];
+        x.q[h] = lane->q;
+        x.k[h] = lane->block.k_rows;
+        if (h >= c->lanes) continue;
+        x.v[h] = lane->block.v_rows;
         x.o[h] = kt_output(t, MHA_F32, c->rows, c->cols, c->o_stride);
         for (int r = 0; r < c->rows; r++) x.ends[r][h] = (float)c->strip[h][r].mask.end[0];
     }
@@ -528,8 +533,9 @@ void check_lanes_forward(kernel_test *t)
 {
     lanes_case *c = make_lanes(t);
     const bool spoiled = kt_chance(t, 0.1);
-    if (spoiled) spoil_rows(t, &c->head[rng_between(&t->r, 0, c->heads - 1)].block);
-    for (int h = 0; h < c->heads && !t->timed; h++)
+    const bool detected =
+        spoiled && spoil_rows(t, &c->lane[rng_between(&t->r, 0, c->lanes - 1)].block);
+    for (int h = 0; h < c->lanes && !t->timed; h++)
         for (int r = 0; r < c->rows; r++) c->row[h][r] = strip_rows(t, &c->strip[h][r]);
     EACH_TABLE(t, k)
     {
@@ -537,7 +543,8 @@ void check_lanes_forward(kernel_test *t)
         bool done = spoiled;
         KERNEL_CALL(t) k->lanes_forward(&x, &done);
         kt_that(t, done || spoiled, "done", 0, 0);
-        for (int h = 0; h < c->heads && done && !spoiled && !t->timed; h++)
+        kt_that(t, !done || !detected, "not done", 0, 0);
+        for (int h = 0; h < c->lanes && done && !spoiled && !t->timed; h++)
             for (int r = 0; r < c->rows; r++)
                 expect_one(t, &c->strip[h][r], c->row[h][r][0], r * MHAI_LANES + h,
                            x.o[h] + r * c->o_stride, x.m, x.l);

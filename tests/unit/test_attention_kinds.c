@@ -187,6 +187,7 @@ static const struct {
     uint32_t flags;
 } ways[] = {
     {{.B = 2, .H = 4, .Hk = 2, .T = 40, .S = 60, .D = 32, .Dv = 32}, MHA_PLAN_ONE_BLOCK},
+    {{.B = 2, .H = 16, .Hk = 8, .T = 3, .S = 5, .D = 40, .Dv = 24}, MHA_PLAN_ONE_BLOCK},
     {{.B = 1, .H = 4, .Hk = 2, .T = 1, .S = 600, .D = 32, .Dv = 32}, MHA_PLAN_KEYS_IN_PLACE},
     {{.B = 1, .H = 16, .Hk = 1, .T = 2, .S = 4096, .D = 64, .Dv = 64},
      MHA_PLAN_KEYS_IN_PLACE | MHA_PLAN_KEYS_SHARED},

@@ -108,7 +108,7 @@ static void make(decode_case *x, rng *r)
     x->T = rng_between(r, 1, x->H == x->Hk ? 12 : 2);
     x->S = rng_between(r, 3000, 5000);
     x->D = RNG_PICK(r, widths);
-    x->Dv = rng_between(r, 1, 4) * 32;
+    x->Dv = rng_chance(r, 0.5) ? rng_between(r, 1, 4) * 32 : rng_between(r, 1, 128);
     fill(x, r);
     add_terms(x, r);
     add_composed(x, r);

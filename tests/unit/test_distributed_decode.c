@@ -208,14 +208,15 @@ static void check_counts(const job *j, int ranks, const thread_ranks_counts *exp
 }
 
 /* Whether distributed.h's conditions for concurrent ranks hold. Tensors are f32 here. */
-static bool works_at_once(const job *j)
+static bool works_at_once(const job *j, const cache_kind *kind)
 {
     const kinds_shape *n = &j->c.shape;
     const unsigned few = KIND_SINK_KEYS | KIND_DOCUMENTS | KIND_GLOBAL_KEYS | KIND_CALLBACK,
                    none = KIND_BLOCKS | KIND_DROPOUT | KIND_SHAW_VALUES;
     const int64_t wide = n->Dv == 32 ? 29 : n->Dv == 64 ? 55 : 56;
-    const int64_t most = n->S <= 512 || n->kinds & few ? 12 : wide;
-    return n->T * n->H / n->Hk <= most && n->Dv % 32 == 0 && !(n->kinds & none);
+    const int64_t most = n->S <= 512 || n->Dv % 32 != 0 || n->kinds & few ? 12 : wide;
+    if (kind->wanted && n->Dv % 16 != 0) return false;
+    return n->T * n->H / n->Hk <= most && !(n->kinds & none);
 }
 
 /* The same call in one process. */
@@ -319,7 +320,7 @@ static bool check_case(int number)
     compare(j, ranks, &whole, number);
     if (!odd) check_counts(j, ranks, &explaining, &calling);
     for (int rank = 0; rank < ranks; rank++)
-        if (j->parts[rank].plan.at_once != works_at_once(j))
+        if (j->parts[rank].plan.at_once != works_at_once(j, &kind))
             fail_msg("case %d, rank %d of %d: at once %d\n%s", number, rank, ranks,
                      j->parts[rank].plan.at_once, j->c.text);
     const bool at_once = j->parts[0].plan.at_once && j->count > 1;

@@ -333,7 +333,7 @@ class AttentionPlan:
     keys_shared: bool
     """True if work items are blocks of keys, because there are too few queries for all threads."""
     one_block: bool
-    """True if the keys of a sequence are one block, and one kernel call finishes a strip of rows."""
+    """True if the keys of a sequence are one block, and each row is finished in one step."""
 
     def __str__(self) -> str:
         width = max(len(field.name) for field in fields(self))

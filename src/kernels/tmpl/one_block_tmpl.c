@@ -176,12 +176,12 @@ static void one_outputs(const mhai_one_block *x, const one_strip *s, const mhai_
     for (int r = 0; r < s->rows; r++) rows[r] = last[r];
     for (int64_t column = 0, width; column < dim; column += width) {
         const bool full = whole - column >= BLOCK_COLS, tail = column >= whole;
-        const float *panel = x->values + column / MHAI_PANEL * MHAI_PANEL * MHAI_KEY_BLOCK;
+        const int64_t panel = column / MHAI_PANEL * MHAI_PANEL * MHAI_KEY_BLOCK;
         width = full ? BLOCK_COLS : HALF;
         one_strip_product(full ? one_values : one_half_values, s->rows,
                           (one_product){.inner = s->end,
                                         .a = t->s,
-                                        .b = x->values ? panel + column % MHAI_PANEL
+                                        .b = x->values ? x->values + panel + column % MHAI_PANEL
                                              : tail    ? x->tail + column - whole
                                                        : x->v + column,
                                         .b_stride = x->values || tail ? MHAI_PANEL : x->v_row,

@@ -186,7 +186,7 @@ static bool dense_mask(const mhai_tile_mask *mask)
 static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
 {
     struct mhai_fetch_run *run = &f->runs[f->run];
-    const int64_t lines = (t->head_dim + LINE - 1) / LINE, rows = t->head_dim / lines;
+    const int64_t lines = (t->head_dim + LINE - 1) / LINE;
     panel_product(f->l2 ? block_fetch_l2_rows : block_fetch_rows, block_store_rows, t->rows,
                   &(block){.inner = t->head_dim,
                            .a = t->q,
@@ -198,8 +198,8 @@ static void score_fetching(const mhai_tile *t, int key, mhai_fetch *f)
                            .next = run->at,
                            .next_lines = lines,
                            .next_gap = run->stride - lines * LINE});
-    run->at += rows * run->stride;
-    run->rows -= rows;
+    run->at += mhai_fetched_rows(t->head_dim) * run->stride;
+    run->rows -= mhai_fetched_rows(t->head_dim);
     while (f->run < MHAI_FETCH_RUNS && f->runs[f->run].rows <= 0) f->run++;
 }
 
