@@ -15,16 +15,16 @@
 ARENA_RELEASE(free_transcript, mha_transcript_free)
 
 /* The state of printing a transcript during transcription. */
-typedef struct listener {
+typedef struct printing {
     const audio_job *job;
     const mha_audio *audio;
     progress shown;
     size_t bytes;
     int64_t tokens, words;
     bool unended; /* the terminal's line has text, which progress would erase */
-} listener;
+} printing;
 
-static void print_new(listener *l, const mha_transcript *t)
+static void print_new(printing *l, const mha_transcript *t)
 {
     const bool words = l->job->desc.flags & MHA_TRANSCRIBE_WORDS;
     const size_t bytes = strlen(t->text);
@@ -39,14 +39,14 @@ static void print_new(listener *l, const mha_transcript *t)
     l->bytes = bytes;
 }
 
-static void clear_progress(const listener *l)
+static void clear_progress(const printing *l)
 {
     if (!l->unended) progress_clear(&l->shown);
 }
 
 static mha_status after_window(void *user, const mha_transcript *t, int64_t done)
 {
-    listener *l = user;
+    printing *l = user;
     clear_progress(l);
     print_new(l, t);
     if (cli_finish_stdout(CLI_OK) != CLI_OK) return MHA_ERR_CALLBACK; /* reported */
@@ -96,7 +96,7 @@ static cli_exit print_heads(const audio_job *job, const mha_transcript *t)
 cli_exit generate_audio(const audio_job *job, const mha_audio *audio)
 {
     mha_transcript *transcript;
-    listener l = {.job = job, .audio = audio, .shown = progress_begin(job->quiet)};
+    printing l = {.job = job, .audio = audio, .shown = progress_begin(job->quiet)};
     mha_transcription_desc desc = job->desc;
     desc.samples = audio->samples;
     desc.count = audio->count;

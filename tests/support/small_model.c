@@ -2,6 +2,7 @@
 #include "support/expect.h"
 
 #include "support/layers.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <math.h>
@@ -96,6 +97,31 @@ void expect_slope(mha_context *context, mha_transformer *t, const mha_tensor *to
     if (!(squares > 0 && fabs(slope - given) <= bound))
         fail_msg("%s: slope %g, gradient %g of norm %g, bound %g", p->name, slope, given,
                  sqrt(squares), bound);
+}
+
+float *loss_gradient(mha_transformer *t, const mha_tensor *tokens, const mha_tensor *numbers)
+{
+    const size_t size = (size_t)mha_transformer_size(t);
+    const int64_t rows = numbers->shape[0] * numbers->shape[1];
+    float *gradient[2] = {calloc(size, sizeof(float)), calloc(size, sizeof(float))};
+    float *out = calloc((size_t)(rows * numbers->shape[2]), sizeof *out);
+    const mha_tensor all = mha_tensor_contiguous(out, MHA_F32, 3, numbers->shape);
+    const mha_transformer_input input = {.struct_size = sizeof input, .tokens = tokens};
+    assert_true(gradient[0] && gradient[1] && out);
+    for (int k = 0; k < 2; k++) {
+        mha_context *context = context_with(k ? 3 : 1);
+        mha_activations *a = NULL;
+        const mha_transformer_gradients into = {.struct_size = sizeof into,
+                                                .parameters = gradient[k]};
+        expect_ok(mha_activations_create(context, t, rows, 0, &a));
+        expect_ok(mha_transformer_forward(context, t, &input, a, &all, NULL, NULL));
+        expect_ok(mha_transformer_backward(context, t, &input, a, numbers, &into));
+        mha_activations_destroy(a);
+    }
+    assert_memory_equal(gradient[0], gradient[1], size * sizeof(float));
+    free(gradient[1]);
+    free(out);
+    return gradient[0];
 }
 
 mha_transformer *normal_transformer(mha_context *context, rng r, float deviation,

@@ -28,6 +28,10 @@ mha_transformer *random_transformer(mha_context *context, rng *r, mha_transforme
 mha_transformer *normal_transformer(mha_context *context, rng r, float deviation,
                                     const mha_transformer_desc *desc);
 
+/* The gradient of all parameters, for the loss of expect_slope(). Checks that one and three threads give the
+ * same bits. The caller frees it. */
+float *loss_gradient(mha_transformer *t, const mha_tensor *tokens, const mha_tensor *numbers);
+
 /* The same tokens [B, T] below vocab_size in every run. */
 mha_tensor fixed_tokens(int32_t *ids, int64_t B, int64_t T, int64_t vocab_size);
 
