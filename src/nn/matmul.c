@@ -176,16 +176,20 @@ void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
 }
 
 /* One thread reads 250,000 weights from L2 in about 10 us, and multiplies each by 8 rows in about
- * the same time. Above this amount of work, sharing it with awake threads pays off. Waking a
- * sleeping thread takes longer (30 to 50 us in a virtual machine), and sharing saves at most half
- * of the time. */
+ * the same time; reading from beyond L2 takes 2.5 times as long. Above this amount of work, sharing
+ * it with awake threads pays off. Waking a sleeping thread takes longer (30 to 50 us in a virtual
+ * machine), and sharing saves at most half of the time. */
 bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int count)
 {
+    enum { IN_L2 = 8, BEYOND_L2 = 20 }; /* rows whose products take as long as reading a weight */
     const bool asleep = context->pool && !mhai_pool_is_awake(context->pool);
     double work = 0;
-    for (int i = 0; i < count; i++)
-        work += (double)(jobs[i].rows + 8) * (double)jobs[i].inner *
-                (double)mhai_round_up(jobs[i].cols, MHAI_PANEL); /* whole panels are computed */
+    for (int i = 0; i < count; i++) {
+        const double weights = (double)jobs[i].inner *
+                               (double)mhai_round_up(jobs[i].cols, MHAI_PANEL); /* whole panels */
+        const bool fits = weights * sizeof(float) <= (double)mha_context_l2(context);
+        work += ((double)jobs[i].rows + (fits ? IN_L2 : BEYOND_L2)) * weights;
+    }
     return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
 }
 
