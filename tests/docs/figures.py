@@ -117,7 +117,7 @@ FIGURES = [
     ("README.md", r"Training usually takes less than (half a minute)", None, "a time: training.md has a table", None),
     ("README.md", r"that need torch \((\d+) GB", None, "of the disk: of packages of others", None),
     ("README.md", r"largest float(32) error, both against float(64)", None, "names of types", None),
-    ("README.md", r"of one Zen (4) core", None, "a name", None),
+    ("README.md", r"of one Zen (5) core", None, "a name", None),
     ("README.md", r"full attention over (65,536) keys", None, "the row that is compared above", None),
     ("README.md", r"maps of a small BERT's (72) heads", "docs/heads-minilm.md", r"\b(72) heads", 0),
 ]
